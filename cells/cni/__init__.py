@@ -1,4 +1,9 @@
-"""The container runtime's side: the CNI configuration it reads, and the server its plugin calls."""
+"""The CNI server: attaches and detaches pods for the CNI plugin, which calls it on cni.sock.
+
+``server`` dispatches calls; ``add``, ``attach`` and ``chained_attach`` carry out ADD, ``detach`` DEL and GC;
+``queue`` drains deletions that plugins queued without an agent. ``configuration`` writes the CNI
+configuration file, and ``link_mtu`` updates the MTU of running pods.
+"""
 
 from __future__ import annotations
 
@@ -53,28 +58,26 @@ __all__ = [
 ]
 
 
-# What new pods get.
+# Parameters of new pods.
 
 AUTO: Final = "auto"
-_PORTS: Final = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # Cilium 1.17's
-
-
-# How the CNI server is put together from the other cells.
+_PORTS: Final = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # as in Cilium 1.17
 
 
 def link_teardown(
     links: HostLinks, ipam: Ipam, endpoints: Endpoints, *, lifecycle: Lifecycle, health: Health, log: Logger
 ) -> LinkTeardown:
-    """Links on their way out of this node."""
+    """Return the LinkTeardown of this node."""
     return LinkTeardown(links, ipam, endpoints, lifecycle=lifecycle, health=health, log=log)
 
 
 class ReservedPortSettings(Settings, frozen=True):
-    """Ports that no connection of a pod gets by itself."""
+    """Ports that the kernel must not use as ephemeral ports in pods."""
 
     container_ip_local_reserved_ports: str = "auto"
-    """Ports that the kernel gives to no connection of a new pod by itself, such as 8472,30000-32767; auto:
-    the ports of the tunnel and of WireGuard, if the DNS proxy queries from pods' addresses; empty: none."""
+    """Ports that are never ephemeral ports of a new pod, such as 8472,30000-32767. Auto: the ports of the
+    tunnel and of WireGuard, if the DNS proxy queries from pods' addresses; empty: none.
+    """
 
     def faults(self) -> Iterator[str]:
         text = self.container_ip_local_reserved_ports
@@ -93,10 +96,10 @@ def _are_ports(text: str) -> bool:
 
 
 class ReservedPorts:
-    """Called, it gives what is added to ip_local_reserved_ports in a new pod, as the kernel reads it.
+    """Returns, when called, the ports to add to ip_local_reserved_ports of a new pod.
 
-    A DNS proxy that queries from a pod's address and port needs them free on the node as well, where tunnel
-    and WireGuard have theirs.
+    A transparent DNS proxy sends queries from a pod's address and port, so that port must also be free on the
+    node, where tunnel and WireGuard have sockets.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class ReservedPorts:
 
 
 class PodNetworking:
-    """What new pods' links, routes and namespaces get. MTUs in bytes."""
+    """Parameters of new pods' links, routes and namespaces. MTUs are in bytes."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class PodNetworking:
         self.reserved_ports = ports
         self.big_tcp = big_tcp
         self.route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
-        """Whether routes of pods on other plugins' links get the MTU."""
+        """Whether routes of pods with links of other plugins get the MTU."""
 
 
 @after(Tunnel)
@@ -151,7 +154,7 @@ def attacher(
     pods: PodNetworking,
     log: Logger,
 ) -> Attacher:
-    """Attaches pods to this node."""
+    """Return the Attacher of this node."""
     return Attacher(
         links,
         ipam,
@@ -170,17 +173,17 @@ def attacher(
 
 
 def detacher(endpoints: Endpoints, leaving: LinkTeardown, log: Logger) -> Detacher:
-    """Detaches pods from this node."""
+    """Return the Detacher of this node."""
     return Detacher(endpoints, leaving, log)
 
 
 def checker(endpoints: Endpoints) -> Checker:
-    """Compares this node's attachments with their results."""
+    """Return the Checker of this node."""
     return Checker(endpoints)
 
 
 def queue_lock(config: AgentConfig, lifecycle: Lifecycle, log: Logger) -> QueueLock:
-    """The lock of this node's delete queue."""
+    """Return the lock of this node's delete queue."""
     return QueueLock(config.delete_queue, lifecycle, log)
 
 
@@ -192,7 +195,7 @@ def delete_queue(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> DeleteQueue:
-    """This node's delete queue, drained once restored endpoints and the node's addresses are known."""
+    """Return this node's delete queue. It is drained once endpoints are restored and addresses known."""
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 
@@ -208,14 +211,14 @@ def cni_server(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> CniServer:
-    """This node's cni.sock, served once the queue is drained."""
+    """Return the server of cni.sock. It starts once the delete queue is drained."""
     return CniServer(
         config.cni_socket, attach, detach, check, pool, PodLink, lifecycle=lifecycle, log=log, times=times
     )
 
 
 def call_metrics(times: CallTimes) -> Member[Collector]:
-    """The plugin's calls as metrics."""
+    """Return the collector of the plugin calls' metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         return times.families()

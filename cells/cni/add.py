@@ -1,6 +1,7 @@
-"""One ADD, from its request to its answer: tried until it works, or taken back whole.
+"""One ADD, from its request to its reply: retried until it succeeds, or rolled back completely.
 
-What meets nothing unusual is prepare() and attach(), both synchronous; what has to wait is finish().
+prepare() and attach() are synchronous and suffice in the usual case. finish() waits where needed: for an
+identity, an address, a policy map, or the deletion of stale links.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import anyio
 import msgspec
 
 from cells.base.addresses import text_of
-from cells.cni.attach import AddressesLeaving, Attacher, NameTaken, PodSide, Prepared
+from cells.cni.attach import AddressesPending, Attacher, LinkExists, PodNetns, Prepared
 from cells.cni.attachment import AttachPolicyPool, PendingEndpoint, Undo
 from cells.cni.protocol import TRY_AGAIN, CniError, encode_result
 from cells.cni.request import PluginCall
@@ -23,9 +24,10 @@ from lifecycle import HiveError, Logger
 
 INTERNAL: Final = "internal error in the agent: see its log"
 DELETED: Final = "unable to create endpoint: its deletion was requested before it was made"
-_TRIES = 5
+_ATTEMPTS = 5
 _ADDRESS_SECONDS = 30.0
-"""How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""
+"""Seconds that an ADD waits for the addresses of pods in deletion; as long as the plugin waits for an agent.
+"""
 
 T = TypeVar("T")
 
@@ -37,66 +39,66 @@ class AddTools(msgspec.Struct, frozen=True):
     pool: AttachPolicyPool
     log: Logger
     turn: Callable[[], Awaitable[None]]
-    """Waits for a round of the loop that has time for a call."""
+    """Waits for an iteration of the event loop with time for a call."""
     settle: Callable[[], object]
     """Finishes the ADD that waits for its link."""
 
 
 class AddRequest(msgspec.Struct, eq=False):
-    """An ADD under way."""
+    """An ADD in progress."""
 
     tools: AddTools
     connection: PluginConnection
     call: PluginCall
-    side: PodSide
+    pod_netns: PodNetns
     undo: Undo = msgspec.field(default_factory=Undo)
     error: CniError | None = None
     before_retry: Callable[[], Awaitable[object]] | None = None
-    """What to wait for before the next try."""
-    full: CniError | None = None
-    """What to say when no address is freed in time."""
+    """What to wait for before the next attempt."""
+    exhausted: CniError | None = None
+    """The error to report if no address is released in time."""
     prepared: Prepared | None = None
     attachment: PendingEndpoint | None = None
-    """What waits for an identity before it can be completed."""
+    """The attachment that waits for an identity."""
     answered: bool = False
     abandoned: bool = False
-    """Whether the runtime has asked for the pod's deletion meanwhile."""
+    """Whether the runtime has since requested the pod's deletion."""
     waiting: anyio.CancelScope | None = None
-    """Of finish()."""
+    """The cancel scope of finish()."""
 
     def prepare(self) -> bool:
-        """Choose what the pod gets; whether its link can be made now."""
+        """Choose addresses and link parameters; return whether the link can be created now."""
         self.prepared = self._step(self._prepare)
         return self.prepared is not None and self.prepared.pair is not None
 
-    def begin_link(self) -> bool:
-        """Start to make the link, of one pod at a time; False when that does not work: see error."""
-        return self._step(self._begin_link) is not None
+    def start_link(self) -> bool:
+        """Start to create the link, one at a time; return False and set ``error`` if that fails."""
+        return self._step(self._start_link) is not None
 
     def await_link(self) -> None:
-        """Wait until the link that was started is there; what went wrong is met by attach()."""
-        assert self.prepared is not None  # noqa: S101  (its link was started)
+        """Wait until the started link exists; attach() raises its errors."""
+        assert self.prepared is not None  # noqa: S101  (start_link() succeeded)
         self.tools.attacher.await_link(self.prepared)
 
     def attach(self) -> None:
-        """Do the rest, unless something is in the way; without prepare() having worked, nothing."""
+        """Attach the pod; a no-op if prepare() has failed."""
         if self.prepared is not None:
             self._step(self._attach)
 
-    def rest(self) -> Callable[[], Awaitable[object]] | None:
-        """What is left to be waited for. Raises CniError when there is nothing to take back."""
+    def remaining(self) -> Callable[[], Awaitable[object]] | None:
+        """Return finish() if the ADD must wait, else None. Raises CniError if nothing must be rolled back."""
         if self.error is not None and not self.undo:
             raise self.error
         return None if self.answered else self.finish
 
     def abandon(self) -> None:
-        """Wait no longer: finish() rolls back and raises, unless it is through."""
+        """Stop waiting: finish() rolls back and raises, unless it has replied."""
         self.abandoned = True
         if self.waiting is not None:
             self.waiting.cancel()
 
     async def finish(self) -> None:
-        """Complete what waits for its identity; else roll back, wait, try again; or raise why not."""
+        """Wait for the identity and complete the ADD; else roll back, wait and retry. Raises CniError."""
         with anyio.CancelScope() as self.waiting:
             if self.abandoned:
                 self.waiting.cancel()
@@ -106,25 +108,27 @@ class AddRequest(msgspec.Struct, eq=False):
 
     async def _finish(self) -> None:
         await self._identify()
-        tries, until = 0, anyio.current_time() + _ADDRESS_SECONDS
+        attempts, until = 0, anyio.current_time() + _ADDRESS_SECONDS
         while not self.answered:
-            tries += self.full is None  # others may take what is freed: only time ends waiting for that
+            attempts += (
+                self.exhausted is None
+            )  # other ADDs may take released addresses, so only the deadline ends this wait
             await self._roll_back()
-            if self.full is not None and anyio.current_time() >= until:
-                self.error = self.full
+            if self.exhausted is not None and anyio.current_time() >= until:
+                self.error = self.exhausted
             if self.error is not None:
                 raise self.error
-            if tries > _TRIES:
-                raise self._made_again()
+            if attempts > _ATTEMPTS:
+                raise self._concurrent_add()
             if self.before_retry is None or self.connection.disconnected():
                 self.connection.refused = True
                 self.tools.log.warning(
                     "pod not added: the plugin disconnected", attachment=self.call.attachment_id
                 )
                 return
-            self.tools.settle()  # what is being made for another must not be taken for a leftover
+            self.tools.settle()  # another ADD's link in creation must not look stale
             try:
-                with anyio.CancelScope(deadline=until if self.full is not None else math.inf):
+                with anyio.CancelScope(deadline=until if self.exhausted is not None else math.inf):
                     await self.before_retry()
                 await self.tools.turn()
             except HiveError as error:
@@ -134,12 +138,12 @@ class AddRequest(msgspec.Struct, eq=False):
             await self._try_again()
 
     async def _try_again(self) -> None:
-        self.undo, self.before_retry, self.full = Undo(), None, None
+        self.undo, self.before_retry, self.exhausted = Undo(), None, None
         self.prepare()
         self.attach()
         await self._identify()
 
-    def _made_again(self) -> CniError:
+    def _concurrent_add(self) -> CniError:
         what = f"another ADD is creating interface {self.call.ifname}"
         text = f"unable to set up veth on host side: {what}"
         return CniError(text, code=TRY_AGAIN)
@@ -149,15 +153,15 @@ class AddRequest(msgspec.Struct, eq=False):
             await self.undo.roll_back(self.tools.log)
 
     def _prepare(self) -> Prepared:
-        return self.tools.attacher.prepare(self.call, self.side, self.undo)
+        return self.tools.attacher.prepare(self.call, self.pod_netns, self.undo)
 
-    def _begin_link(self) -> bool:
-        assert self.prepared is not None  # noqa: S101  (as prepare() asserts)
-        self.tools.attacher.begin_link(self.prepared)
+    def _start_link(self) -> bool:
+        assert self.prepared is not None  # noqa: S101  (prepare() succeeded)
+        self.tools.attacher.start_link(self.prepared)
         return True
 
     def _attach(self) -> None:
-        assert self.prepared is not None  # noqa: S101  (as attach() sees to)
+        assert self.prepared is not None  # noqa: S101  (checked by attach())
         attachment = self.tools.attacher.attach(self.prepared, self.undo)
         if attachment.identified:
             self._complete(attachment)
@@ -166,7 +170,7 @@ class AddRequest(msgspec.Struct, eq=False):
 
     def _complete(self, attachment: PendingEndpoint) -> None:
         endpoint, stdout = self.tools.attacher.complete(attachment)
-        assert self.prepared is not None  # noqa: S101  (the attachment follows from it)
+        assert self.prepared is not None  # noqa: S101  (the attachment is made from it)
         ports = self.tools.attacher.ports_to_reserve(self.prepared)
         self.answered = self.connection.send(encode_result(stdout, ports))
         if self.answered:
@@ -175,7 +179,7 @@ class AddRequest(msgspec.Struct, eq=False):
             self.tools.log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
 
     async def _identify(self) -> None:
-        """Wait for the identity of a new endpoint, and complete it."""
+        """Wait for the identity of a new endpoint, and complete the ADD."""
         attachment, self.attachment = self.attachment, None
         if attachment is None:
             return
@@ -186,29 +190,29 @@ class AddRequest(msgspec.Struct, eq=False):
             if not isinstance(error, Exception):
                 await self._roll_back()
                 raise
-            self._failed(error)
+            self._record_failure(error)
             return
         if not self.connection.disconnected():
             self._step(lambda: self._complete(attachment))
 
     def _step(self, step: Callable[[], T]) -> T | None:
-        """Take a step; return None and record the error where it fails."""
+        """Run a step; on failure, record the error or what to wait for, and return None."""
         try:
             return step()
         except PoolEmpty:
             self.before_retry = self.tools.pool.ready
-        except AddressesLeaving as leaving:
-            self.before_retry, self.full = leaving.wait, leaving.error
-        except NameTaken:
-            self.before_retry = self._clear_the_way
-        except Exception as error:  # noqa: BLE001  # whatever it is, the ADD must be undone
-            self._failed(error)
+        except AddressesPending as pending:
+            self.before_retry, self.exhausted = pending.wait, pending.error
+        except LinkExists:
+            self.before_retry = self._remove_stale_links
+        except Exception as error:  # noqa: BLE001  # any error must roll back the ADD
+            self._record_failure(error)
         return None
 
-    async def _clear_the_way(self) -> None:
-        await self.tools.attacher.clear_the_way(self.call, self.side)
+    async def _remove_stale_links(self) -> None:
+        await self.tools.attacher.remove_stale_links(self.call, self.pod_netns)
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if isinstance(error, CniError):
             self.error = error
             return

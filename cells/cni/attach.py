@@ -1,6 +1,8 @@
-"""The ADD of a pod: address, pair, endpoint, link up, pod configured; or nothing at all.
+"""Attaches a pod: addresses, veth pair, endpoint, links up, pod configured. Complete or rolled back.
 
-Source: the CNI specification, section 4 (ADD). The link comes up last, when every map row is there.
+The links come up last, once all entries in BPF maps are written.
+
+Source: CNI spec 1.1, section 4 (ADD).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cells.cni.attachment import (
     Links,
     MacPair,
     PendingEndpoint,
-    PodEnd,
+    PodNetlink,
     Undo,
     begin_endpoint,
     macs_of,
@@ -52,59 +54,60 @@ from cells.node.ipam.ranges import IpamError, IpamLaterError
 from lifecycle import HiveError, Logger
 
 ALIAS = "hive endpoint"
-"""Alias of the links made here, followed by the endpoint's number; set by the message that brings them up."""
+"""Prefix of the alias (ifalias) of our links, before the endpoint id; set by the message that brings them up.
+"""
 
 IDENTITY_SECONDS = 60.0
-"""How long an ADD waits for the identity of its pod's labels."""
+"""Seconds that an ADD waits for the identity of its pod's labels."""
 _HOST_SIDE = ErrorContext(NetlinkError, "unable to set up veth on host side")
 _SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 
-class NameTaken(Exception):  # noqa: N818  # not a failure: clear_the_way() and try again
-    """A name is taken, in the pod or on the node."""
+class LinkExists(Exception):  # noqa: N818  # not a failure: remove_stale_links(), then retry
+    """The name of a link is taken, in the pod or on the node."""
 
 
-class AddressesLeaving(Exception):  # noqa: N818  # not a failure: wait() and try again
-    """No address is free, but some may be in a moment; ``error`` is what to say when that takes too long."""
+class AddressesPending(Exception):  # noqa: N818  # not a failure: wait(), then retry
+    """No address is free, but some will be released. ``error`` is reported if that takes too long."""
 
     def __init__(self, error: CniError, wait: Callable[[], Awaitable[object]]) -> None:
         super().__init__(str(error))
         self.error = error
         self.wait = wait
-        """Comes back when it is worth another try."""
+        """Waits until a retry may succeed."""
 
 
-class PodSide(msgspec.Struct, frozen=True):
-    """The pod's namespace, as the plugin handed it over; the descriptors are the connection's."""
+class PodNetns(msgspec.Struct, frozen=True):
+    """The pod's namespace, as passed by the plugin; its descriptors belong to the connection."""
 
     netns_fd: int
     cookie: int
-    """Identifies the namespace while the node is up; 0 when the kernel does not show it."""
-    link: PodEnd
+    """The netns cookie, unique until the node reboots; 0 if the kernel has none."""
+    link: PodNetlink
 
 
 class Prepared(msgspec.Struct):
-    """An ADD of which is known what the pod gets."""
+    """An ADD with its parameters."""
 
     call: PluginCall
     pod: PodReference
-    side: PodSide
+    pod_netns: PodNetns
     pair: VethPair | None = None
-    """The link to make; None in a chain, where it is there."""
+    """The veth pair to create; None in a chain, where the link exists."""
     allocated: tuple[PodAddress, ...] = ()
     started: bool = False
-    """Whether the link is being made: await_link()."""
+    """Whether the link is being created; then call await_link()."""
     link: CreatedLink | None = None
     failure: NetlinkError | None = None
 
 
 def host_link_name(container_id: str, ifname: str) -> str:
-    """Name of the node's end: ``lxc`` and 12 hex digits, 15 characters as a link name may have."""
+    """Return the name of the host's end: ``lxc`` and 12 hex digits, 15 characters (IFNAMSIZ - 1)."""
     return "lxc" + sha256(f"{container_id}:{ifname}".encode()).hexdigest()[:12]
 
 
 def netns_cookie(netlink_fd: int) -> int:
-    """Cookie of the namespace a socket was opened in; 0 when the kernel does not show it."""
+    """Return the cookie of the namespace that a socket was opened in; 0 if the kernel has none."""
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE, fileno=netlink_fd
     ) as borrowed:
@@ -117,7 +120,7 @@ def netns_cookie(netlink_fd: int) -> int:
 
 
 class Attacher:
-    """Attaches pods. All but identify() is synchronous, so no two of them ever mix."""
+    """Attaches pods. Synchronous except identify(), so concurrent ADDs cannot interleave."""
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class Attacher:
         reserved_ports: Callable[[], str] = str,
         limits: Callable[[], OffloadLimits] = OffloadLimits,
     ) -> None:
-        """``delegated``: another IPAM plugin gives the addresses."""
+        """``delegated``: another IPAM plugin assigns the addresses."""
         self._links = links
         self._addresses = addresses
         self._endpoints = endpoints
@@ -154,7 +157,7 @@ class Attacher:
         )
 
     def problem(self) -> str:
-        """What keeps every ADD from working at the moment; "" when nothing is known to."""
+        """Return why every ADD fails at present; "" if no reason is known."""
         if not os.access(self._state, os.W_OK | os.X_OK):
             return f"state directory {self._state} cannot be written"
         try:
@@ -163,33 +166,33 @@ class Attacher:
         except HiveError as error:
             return str(error)
 
-    def prepare(self, call: PluginCall, pod_side: PodSide, undo: Undo) -> Prepared:
-        """Choose what the pod gets; nothing of the kernel is changed. Then attach().
+    def prepare(self, call: PluginCall, pod_netns: PodNetns, undo: Undo) -> Prepared:
+        """Choose the pod's addresses and link parameters, without changes in the kernel.
 
-        ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
-        back. Raises CniError, AddressesLeaving when no address is free yet.
+        ``undo`` receives the reverse of each step, also if this raises: the caller rolls back. Raises
+        CniError, and AddressesPending if no address is free yet.
         """
         previous = check_add(call, delegated=self._delegated)
         pod = pod_of(call.args)
         if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
-            raise _exists(call.attachment_id)
+            raise _endpoint_exists(call.attachment_id)
         if previous is not None:
-            return Prepared(call, pod, pod_side)
+            return Prepared(call, pod, pod_netns)
         macs, mtu = self._macs(call, pod), self._mtu()
-        allocated = self._given(call) if self._delegated else self._allocate(pod, undo)
+        allocated = self._delegated_addresses(call) if self._delegated else self._allocate(pod, undo)
         pair = VethPair(
             host_name=host_link_name(call.container_id, call.ifname),
             host_mac=macs.host,
             pod_name=call.ifname,
             pod_mac=macs.pod,
             mtu=mtu,
-            netns_fd=pod_side.netns_fd,
+            netns_fd=pod_netns.netns_fd,
             limits=self._limits(),
         )
-        return Prepared(call, pod, pod_side, pair, allocated)
+        return Prepared(call, pod, pod_netns, pair, allocated)
 
-    def begin_link(self, prepared: Prepared) -> bool:
-        """Start to make the link while others go on, of one pod at a time; False where none is to be made."""
+    def start_link(self, prepared: Prepared) -> bool:
+        """Start to create the link in the background, one at a time; return False in a chain."""
         if prepared.pair is None:
             return False
         self._links.start_create_veth(prepared.pair)
@@ -197,44 +200,46 @@ class Attacher:
         return True
 
     def await_link(self, prepared: Prepared) -> None:
-        """Wait until the link in progress exists; attach() raises errors."""
+        """Wait until the started link exists; attach() raises its errors."""
         try:
             prepared.link = self._links.finish_create_veth()
         except NetlinkError as error:
             prepared.failure = error
 
     def attach(self, prepared: Prepared, undo: Undo) -> PendingEndpoint:
-        """Attach the pod up to its endpoint's identity; then identify() if need be, and complete().
+        """Attach the pod up to its endpoint's identity; then identify(), if needed, and complete().
 
-        ``undo`` as for prepare(). Raises CniError, NameTaken when a name is taken, PoolEmpty when there is no
-        policy map yet.
+        ``undo`` as for prepare(). Raises CniError, LinkExists if a link's name is taken, and PoolEmpty if no
+        policy map is prepared yet.
         """
-        call, pod, pod_side, pair, allocated = (
+        call, pod, pod_netns, pair, allocated = (
             prepared.call,
             prepared.pod,
-            prepared.side,
+            prepared.pod_netns,
             prepared.pair,
             prepared.allocated,
         )
         if pair is None:
-            return self._chained.attach(call, pod, pod_side.link, undo)
+            return self._chained.attach(call, pod, pod_netns.link, undo)
         route_mtu = self._route_mtu()
         addresses = tuple(each.ip for each in allocated)
         routers = {router.version: router for router in self._gateways()}
         gateways = tuple(routers[ip.version] for ip in addresses)
         created = self._create(prepared, undo)
-        new = self._register(call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo)
+        new = self._register(
+            call, pod, pair, created, allocated=allocated, cookie=pod_netns.cookie, undo=undo
+        )
 
         def finish(endpoint: Endpoint) -> bytes:
-            if endpoint.pod_mac != pair.pod_mac:  # the pod's object asks for another
-                set_pod_mac(pod_side.link, created.pod_ifindex, call.ifname, endpoint.pod_mac)
-            # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
-            # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
+            if endpoint.pod_mac != pair.pod_mac:  # the pod's annotation specifies another
+                set_pod_mac(pod_netns.link, created.pod_ifindex, call.ifname, endpoint.pod_mac)
+            # Neither end may drop the pod's first packets: a lost ARP request delays it by a second. The
+            # pod's end comes up second, so its qdisc is active; sync_carrier() activates the node's.
             with _HOST_SIDE:
                 self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
                 self._endpoints.route(endpoint)
             self._configure(
-                pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=route_mtu
+                pod_netns.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=route_mtu
             )
             with _HOST_SIDE:
                 self._links.sync_carrier(created.host_ifindex)
@@ -253,7 +258,7 @@ class Attacher:
         return PendingEndpoint(new, finish)
 
     async def identify(self, attachment: PendingEndpoint) -> None:
-        """Wait for the endpoint's identity; raises CniError when there is none in time."""
+        """Wait for the endpoint's identity. Raises CniError after IDENTITY_SECONDS."""
         with anyio.move_on_after(IDENTITY_SECONDS) as waiting, NO_ENDPOINT:
             await self._endpoints.identify(attachment.new)
         if waiting.cancelled_caught:
@@ -261,23 +266,26 @@ class Attacher:
             raise CniError(f"unable to create endpoint: {text}", code=TRY_AGAIN)
 
     def complete(self, attachment: PendingEndpoint) -> tuple[Endpoint, bytes]:
-        """Bring the endpoint and its link up; it, and what the plugin prints. Raises CniError."""
+        """Bring the endpoint and its link up; return it, and the plugin's output. Raises CniError."""
         with NO_ENDPOINT:
             endpoint = self._endpoints.complete(attachment.new)
         return endpoint, attachment.finish(endpoint)
 
     def ports_to_reserve(self, prepared: Prepared) -> str:
-        """What the plugin adds to ip_local_reserved_ports in the pod; as Cilium's, nothing in a chain."""
+        """Return the ports that the plugin reserves in the pod; none in a chain, as in Cilium."""
         return self._reserved_ports() if prepared.pair is not None and prepared.call.reserves_ports else ""
 
     def _macs(self, call: PluginCall, pod: PodReference) -> MacPair:
         mode = call.conf.mac_addr_mode
         if mode not in MODES:
-            self._log.warning("macAddrMode is not known: MAC addresses are random", mode=mode, pod=pod.owner)
+            self._log.warning("unknown macAddrMode, using random MAC addresses", mode=mode, pod=pod.owner)
         return macs_of(call.conf, pod, call.ifname)
 
-    def _given(self, call: PluginCall) -> tuple[PodAddress, ...]:
-        """The addresses of the delegated plugin, of the node's families; it is asked for them first."""
+    def _delegated_addresses(self, call: PluginCall) -> tuple[PodAddress, ...]:
+        """Return the delegated plugin's addresses of the node's families.
+
+        Raises CniError; before the plugin has called it, with the action to call it.
+        """
         if not call.addresses:
             raise CniError(
                 "the agent's ipam is delegated-plugin, and no address came with the request:"
@@ -291,23 +299,23 @@ class Attacher:
         return found
 
     def _allocate(self, pod: PodReference, undo: Undo) -> tuple[PodAddress, ...]:
-        """An address of each family, IPv6 first."""
+        """Allocate an address of each family, IPv6 first."""
         try:
-            taken = self._addresses.allocate_next(pod.owner)
+            allocations = self._addresses.allocate_next(pod.owner)
         except IpamError as error:
             refused = CniError(f"unable to allocate IP via local cilium agent: {error.text}")
-            if self._teardown.under_way:
-                raise AddressesLeaving(refused, self._teardown.freed) from error
+            if self._teardown.busy:
+                raise AddressesPending(refused, self._teardown.freed) from error
             if isinstance(error, IpamLaterError):
-                raise AddressesLeaving(refused, error.wait) from error
+                raise AddressesPending(refused, error.wait) from error
             raise refused from error
-        addresses = tuple(PodAddress(each.ip, each.pool) for each in taken)
+        addresses = tuple(PodAddress(each.ip, each.pool) for each in allocations)
         undo.push("addresses", partial(self._teardown.release, *addresses))
         return addresses
 
     def _configure(
         self,
-        pod_link: PodEnd,
+        pod_link: PodNetlink,
         ifindex: int,
         ifname: str,
         addresses: Sequence[IPAddress],
@@ -315,7 +323,7 @@ class Attacher:
         *,
         mtu: int,
     ) -> None:
-        """Addresses and routes of the pod; IPv6 that is off there is for the plugin to switch on."""
+        """Configure addresses and routes in the pod. If IPv6 is disabled there, the plugin must enable it."""
         families = " and ".join(f"IPv{ip.version}" for ip in addresses)
         what = f"unable to configure interfaces in container namespace: error configuring {families}"
         try:
@@ -327,18 +335,18 @@ class Attacher:
             ) from error
 
     def _create(self, prepared: Prepared, undo: Undo) -> CreatedLink:
-        assert prepared.pair is not None  # noqa: S101  (asked for by attach)
+        assert prepared.pair is not None  # noqa: S101  (checked by attach())
         try:
             if prepared.failure is not None:
                 raise prepared.failure
             created = prepared.link or self._links.create_veth(prepared.pair)
         except NetlinkError as error:
             if error.errno == errno.EEXIST:
-                raise NameTaken from error
+                raise LinkExists from error
             raise CniError(
                 f"unable to set up veth on host side: unable to create veth pair: {kernel_reason(error)}"
             ) from error
-        undo.forget()  # from here on the addresses leave with the link, never before it
+        undo.forget()  # from here on, addresses are released after the link's deletion
         undo.push("link", partial(self._teardown.finish, created.host_ifindex, *prepared.allocated))
         return created
 
@@ -375,17 +383,18 @@ class Attacher:
         )
         return begin_endpoint(self._endpoints, request, undo)
 
-    async def clear_the_way(self, call: PluginCall, pod_side: PodSide) -> None:
-        """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
+    async def remove_stale_links(self, call: PluginCall, pod_netns: PodNetns) -> None:
+        """Delete stale links with the names that this ADD needs.
 
-        A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced
-        (as Cilium's plugin does); on the node only one that carries our alias is.
+        Waits for links in deletion. In the pod, a link with the name but without an endpoint is deleted, as
+        by Cilium's plugin; on the node, only one with our alias. Raises CniError if the link is in use or not
+        ours.
         """
         if await self._teardown.settled():
             return
-        self.refuse_in_use(call.ifname, pod_side.cookie)
+        self.refuse_in_use(call.ifname, pod_netns.cookie)
         try:
-            await anyio.to_thread.run_sync(pod_side.link.delete, call.ifname)
+            await anyio.to_thread.run_sync(pod_netns.link.delete, call.ifname)
             found = self._links.find(host_link_name(call.container_id, call.ifname))
             if found is None:
                 return
@@ -398,13 +407,13 @@ class Attacher:
             raise CniError(f"unable to remove a leftover of interface {call.ifname}: {error}") from error
 
     def refuse_in_use(self, ifname: str, cookie: int) -> None:
-        """Raise CniError when a live endpoint, of any container, has this interface of this namespace."""
+        """Raise CniError if a live endpoint, of any container, has this interface of this namespace."""
         for endpoint in self._endpoints.all():
             if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
-                raise _exists(endpoint.attachment_id)
+                raise _endpoint_exists(endpoint.attachment_id)
 
 
-def _exists(attachment_id: str) -> CniError:
+def _endpoint_exists(attachment_id: str) -> CniError:
     return CniError(
         f"unable to create endpoint: endpoint for CNI attachment ID {attachment_id} already exists"
     )

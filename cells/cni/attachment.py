@@ -1,4 +1,4 @@
-"""What each attachment takes: the edges to other cells, the start of an endpoint, MAC addresses, and undo."""
+"""Interfaces of other cells for the CNI server; roll-back steps, start of an endpoint, MAC addresses."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from cells.netlink.rows import LinkInfo, parse_unicast_mac, random_mac
 from cells.node.ipam.allocator import Allocation
 from lifecycle import Logger
 
-# What the CNI server needs of other cells, in its own words, so that a test's fake takes a line.
+# Interfaces of other cells, as protocols, so that tests can use small fakes.
 
 
 class Links(Protocol):
-    """The node's links; cells.netlink.HostLinks. Methods raise NetlinkError."""
+    """The node's links; implemented by cells.netlink.HostLinks. Methods raise NetlinkError."""
 
     def create_veth(self, pair: VethPair) -> CreatedLink:
-        """Create a pair, the peer in the pod at once."""
+        """Create a veth pair, with the peer in the pod's namespace."""
         ...
 
     def start_create_veth(self, pair: VethPair) -> None:
-        """Begin with that in the background; one at a time."""
+        """Start to create a pair in the background, one at a time."""
         ...
 
     def finish_create_veth(self) -> CreatedLink:
-        """Wait for the pair that was started."""
+        """Wait for the started pair."""
         ...
 
     def activate(self, ifindex: int, alias: str) -> None:
-        """Alias and up."""
+        """Set the alias and bring the link up."""
         ...
 
     def sync_carrier(self, ifindex: int) -> None:
-        """Let the link send at once after its other end came up."""
+        """Make the link transmit immediately after its peer came up."""
         ...
 
     def find(self, name: str) -> LinkInfo | None:
-        """The link of that name."""
+        """Return the link with a name, or None."""
         ...
 
     def at(self, ifindex: int) -> LinkInfo | None:
-        """The link with that index."""
+        """Return the link with an index, or None."""
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete, off the loop; returns when they no longer exist."""
+        """Delete links without blocking the event loop; return when they no longer exist."""
         ...
 
 
-class PodEnd(Protocol):
-    """One pod's links; cells.netlink.PodLink. Methods raise NetlinkError."""
+class PodNetlink(Protocol):
+    """A pod's links; implemented by cells.netlink.PodLink. Methods raise NetlinkError."""
 
     def configure(
         self,
@@ -70,111 +70,111 @@ class PodEnd(Protocol):
         gateways: Sequence[IPAddress],
         mtu: int,
     ) -> None:
-        """Up, addresses, routes through the gateways (one per address)."""
+        """Bring the link up, with addresses and with routes through the gateways (one per address)."""
         ...
 
     def addresses(self, name: str) -> Collection[IPAddress] | None:
-        """Those of the link; None when there is no such link."""
+        """Return the addresses of a link, or None if it does not exist."""
         ...
 
     def links(self) -> list[LinkInfo]:
-        """Every link of the pod."""
+        """Return all links of the pod."""
         ...
 
     def addresses_of(self, ifindex: int) -> list[IPAddress]:
-        """Those of the link, the first one first."""
+        """Return the addresses of a link, in the kernel's order."""
         ...
 
     def set_mac(self, ifindex: int, name: str, mac: bytes) -> None:
-        """Give the link another MAC address."""
+        """Set the MAC address of a link."""
         ...
 
     def set_route_mtu(self, mtu: int) -> None:
-        """Give all routes this MTU."""
+        """Set the MTU of all routes."""
         ...
 
     def delete(self, name: str) -> bool:
-        """Delete, blocking; False when there is none."""
+        """Delete a link, blocking; return False if it does not exist."""
         ...
 
 
 class AttachAllocator(Protocol):
-    """The address allocator; cells.node.ipam.Ipam. Methods raise IpamError."""
+    """The address allocator; implemented by cells.node.ipam.Ipam. Methods raise IpamError."""
 
     def allocate_next(self, owner: str) -> tuple[Allocation, ...]:
-        """A free address of each family."""
+        """Allocate a free address of each family."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        """Give it back."""
+        """Release an address."""
         ...
 
 
-class Flows(Protocol):
-    """Conntrack entries of deleted pods; cells.endpoint.Endpoints."""
+class ConntrackCleanup(Protocol):
+    """Conntrack entries of deleted pods; implemented by cells.endpoint.Endpoints."""
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
-        """Return once nothing of these addresses is left."""
+        """Return once the addresses have no conntrack or NAT entries."""
         ...
 
 
 class AttachEndpoints(Protocol):
-    """The endpoints; cells.endpoint.Endpoints. Methods raise EndpointError."""
+    """The endpoints; implemented by cells.endpoint.Endpoints. Methods raise EndpointError."""
 
     def begin(self, request: EndpointRequest) -> NewEndpoint:
-        """The first half of making it; raises PoolEmpty when a policy map must be waited for."""
+        """Start to create an endpoint. Raises PoolEmpty if no policy map is prepared."""
         ...
 
     async def identify(self, new: NewEndpoint) -> None:
-        """Wait for its identity, all or nothing."""
+        """Wait for the identity; rolled back on failure."""
         ...
 
     def complete(self, new: NewEndpoint) -> Endpoint:
-        """The second half, all or nothing."""
+        """Finish the creation of an endpoint; rolled back on failure."""
         ...
 
     def route(self, endpoint: Endpoint) -> None:
-        """The routes to the pod, where it has its own; raises OSError."""
+        """Add the routes to the pod, if pods have their own routes. Raises OSError."""
         ...
 
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
-        """Remove it; what went wrong on the way."""
+        """Delete an endpoint; return the errors."""
         ...
 
     def lookup(self, id_text: str) -> Endpoint | None:
-        """By any id the API knows."""
+        """Return the endpoint with an id in any form of the API, or None."""
         ...
 
     def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
-        """By container and interface."""
+        """Return the endpoint of a container's interface, or None."""
         ...
 
     def by_container(self, container_id: str) -> list[Endpoint]:
-        """All of a container."""
+        """Return all endpoints of a container."""
         ...
 
     def all(self) -> list[Endpoint]:
-        """Everyone."""
+        """Return all endpoints."""
         ...
 
     def shown_state(self, endpoint: Endpoint) -> State:
-        """Its state, and whether something is wrong with it."""
+        """Return the endpoint's state as the API shows it, including errors."""
         ...
 
 
 class AttachPolicyPool(Protocol):
-    """The prepared policy maps; cells.maps.PolicyMaps."""
+    """The pool of prepared policy maps; implemented by cells.maps.PolicyMaps."""
 
     async def ready(self) -> None:
-        """Return once one is prepared; raises HiveError when there will be none."""
+        """Return once a map is prepared. Raises HiveError if none can be."""
         ...
 
 
-# What has been done so far, and how to take it back.
+# Roll-back of an ADD.
 
 
 class Undo:
-    """A stack of opposites. Taking back never stops half-way: each failure is logged, none skips the rest."""
+    """A stack of roll-back steps. A failing step is logged, and the others still run."""
 
     __slots__ = ("_steps",)
 
@@ -185,27 +185,27 @@ class Undo:
         return bool(self._steps)
 
     def push(self, what: str, step: Callable[[], Awaitable[None] | None]) -> None:
-        """Remember how to take ``what`` back."""
+        """Add the step that undoes ``what``."""
         self._steps.append((what, step))
 
     def forget(self) -> None:
-        """All is well: nothing will be taken back."""
+        """Discard the steps after success."""
         self._steps.clear()
 
     async def roll_back(self, log: Logger) -> None:
-        """Take everything back, last things first."""
+        """Run the steps, the last one first."""
         while self._steps:
             what, step = self._steps.pop()
             try:
                 waiting = step()
                 if waiting is not None:
                     await waiting
-            except Exception as error:  # whatever it is, the steps below must still run
+            except Exception as error:  # any error: the remaining steps must still run
                 log.exception("roll-back step failed", step=what, error=str(error))
 
 
 def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
-    """Take back an endpoint without releasing its addresses; raises CniError if a part remains."""
+    """Delete an endpoint without releasing its addresses. Raises CniError if a part remains."""
     problems = endpoints.delete(endpoint, release_address=False)
     if problems:
         raise CniError("; ".join(problems))
@@ -215,15 +215,15 @@ def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
 
 
 class PendingEndpoint(msgspec.Struct, frozen=True):
-    """An ADD with a started endpoint."""
+    """A started endpoint of an ADD."""
 
     new: NewEndpoint
     finish: Callable[[Endpoint], bytes]
-    """What is left once the endpoint is complete; what the plugin prints. Raises CniError."""
+    """Configures the pod after the endpoint is complete; returns the plugin's output. Raises CniError."""
 
     @property
     def identified(self) -> bool:
-        """Whether it can be completed without waiting."""
+        """Whether the endpoint has its identity, so that it can be completed without waiting."""
         return self.new.identity is not None
 
 
@@ -231,56 +231,56 @@ NO_ENDPOINT: Final = ErrorContext(EndpointError, "unable to create endpoint")
 
 
 def begin_endpoint(endpoints: AttachEndpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
-    """Begin the endpoint; ``undo`` gets the opposite. Raises CniError, PoolEmpty."""
+    """Start to create an endpoint, and add its roll-back step. Raises CniError, PoolEmpty."""
     with NO_ENDPOINT:
         new = endpoints.begin(request)
     undo.push("endpoint", partial(remove_endpoint, endpoints, new.endpoint))
     return new
 
 
-# Which MAC addresses a new pod's interface and its other end get.
+# MAC addresses of both ends of a new pod's link.
 
 MODES: Final = ("", "random", "deterministic")
 _FIRST_INTERFACE: Final = "eth0"
 
 
 class MacPair(NamedTuple):
-    """Both ends of a link."""
+    """MAC addresses of both ends of a link."""
 
     pod: bytes
     host: bytes
 
 
 def macs_of(conf: NetConf, pod: PodReference, ifname: str) -> MacPair:
-    """The addresses for this pod's interface; raises CniError for a value no interface can have.
+    """Return the MAC addresses of a pod's link. Raises CniError for an invalid address.
 
-    Every value of the configuration is checked, not only the one that is used. An unknown mode is
-    random: ``conf.mac_addr_mode not in MODES`` decides.
+    Every value in the configuration is validated, not only the one in use. An unknown mode means random; the
+    caller compares ``conf.mac_addr_mode`` with MODES.
     """
-    chosen = list(_chosen(conf, pod, ifname))
+    chosen = list(_configured_macs(conf, pod, ifname))
     if conf.mac_addr_mode == "deterministic" and pod.name:
         seed = pod.owner if ifname == _FIRST_INTERFACE else f"{pod.owner}/{ifname}"
         host_seed = f"{pod.owner}/host" if ifname == _FIRST_INTERFACE else f"{pod.owner}/host/{ifname}"
-        return MacPair(chosen[0] if chosen else _derived(seed), _derived(host_seed))
+        return MacPair(chosen[0] if chosen else _deterministic_mac(seed), _deterministic_mac(host_seed))
     return MacPair(chosen[0] if chosen else random_mac(), random_mac())
 
 
 def annotated_mac(conf: NetConf, ifname: str) -> bytes | None:
-    """The address of the annotation, where the runtime passes it; CniError for what no interface can have."""
+    """Return the MAC address of the pod's annotation, or None. Raises CniError for an invalid one."""
     annotated = (conf.runtime_config.annotations or {}).get(MAC_ANNOTATION)
     return _unicast(annotated, ifname, f"pod annotation {MAC_ANNOTATION}") if annotated else None
 
 
-def set_pod_mac(inside: PodEnd, ifindex: int, name: str, mac: bytes) -> None:
-    """Give the pod's interface another MAC address. Raises CniError."""
+def set_pod_mac(pod_links: PodNetlink, ifindex: int, name: str, mac: bytes) -> None:
+    """Set the MAC address of the pod's interface. Raises CniError."""
     try:
-        inside.set_mac(ifindex, name, mac)
+        pod_links.set_mac(ifindex, name, mac)
     except NetlinkError as error:
         raise CniError(f"unable to set MAC address on interface {name}: {error}") from error
 
 
-def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
-    """The addresses asked for, most important first."""
+def _configured_macs(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
+    """Yield the configured addresses, in order of precedence."""
     annotated = annotated_mac(conf, ifname)
     if annotated is not None:
         yield annotated
@@ -297,7 +297,7 @@ def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
 
 
 def _unicast(text: str, ifname: str, source: str) -> bytes:
-    """The address of one interface; not of a group, not zero."""
+    """Parse a MAC address; it must be unicast and not zero. Raises CniError."""
     try:
         return parse_unicast_mac(text)
     except ValueError as error:
@@ -309,7 +309,7 @@ def _invalid(text: str, ifname: str, details: str) -> CniError:
     return CniError(message, details=details)
 
 
-def _derived(seed: str) -> bytes:
-    """A locally administered unicast address, the same for the same seed on every node."""
+def _deterministic_mac(seed: str) -> bytes:
+    """Return a locally administered unicast address, a hash of the seed."""
     digest = sha256(seed.encode()).digest()
     return bytes(((digest[0] | 0x02) & 0xFE,)) + digest[1:6]

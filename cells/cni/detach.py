@@ -1,6 +1,6 @@
-"""The DEL of a pod: maps and state go at once, the link and its address in a moment.
+"""Detaches pods: the endpoint is deleted at once, its link and addresses afterwards in the background.
 
-Source: Cilium 1.17, DEL: it names only the container, so all interfaces of a container go.
+Source: Cilium 1.17, DEL: it names only the container, so all its interfaces are detached.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import anyio
 from anyio.abc import TaskGroup
 
 from cells.base.addresses import IPAddress
-from cells.cni.attachment import AttachAllocator, AttachEndpoints, Flows, Links, PodEnd
+from cells.cni.attachment import AttachAllocator, AttachEndpoints, ConntrackCleanup, Links, PodNetlink
 from cells.cni.request import PluginCall, chain_of
 from cells.endpoint import Endpoint, EndpointError
 from cells.netlink.connection import NetlinkError
 from cells.node.ipam.ranges import IpamError
 from lifecycle import Health, Lifecycle, Logger
 
-# Links on their way out, and the addresses that wait for them.
+# Deletion of links, and the release of their addresses afterwards.
 
 _FIRST_RETRY_SECONDS = 0.5
 _LAST_RETRY_SECONDS = 30.0
 
 
 class PodAddress(NamedTuple):
-    """A pod's address and the pool it is of; without one it is another plugin's to release."""
+    """A pod's address and its pool; without a pool, another IPAM plugin releases it."""
 
     ip: IPAddress
     pool: str
 
 
-_LeavingLinks = list[tuple[int, tuple[PodAddress, ...]]]
-"""Links by number, and their addresses."""
+_DeletedLinks = list[tuple[int, tuple[PodAddress, ...]]]
+"""Links by index, and their addresses."""
 
 
 class LinkTeardown:
-    """Deletes links and then releases addresses, until both are done; failures are retried and reported."""
+    """Deletes links and then releases their addresses; failures are retried and reported."""
 
     def __init__(
         self,
         links: Links,
         addresses: AttachAllocator,
-        flows: Flows,
+        flows: ConntrackCleanup,
         *,
         lifecycle: Lifecycle,
         health: Health,
@@ -57,18 +57,18 @@ class LinkTeardown:
         self._health = health.child("link-teardown")
         self._log = log
         self._tasks: TaskGroup | None = None
-        self._next: _LeavingLinks = []
-        """Those that wait while others are deleted."""
-        self._next_done = anyio.Event()
+        self._queued: _DeletedLinks = []
+        """Links that wait while others are deleted."""
+        self._queued_done = anyio.Event()
         self._reaping = False
-        self._leaving: set[anyio.Event] = set()
-        self._freed = anyio.Event()
+        self._pending: set[anyio.Event] = set()
+        self._any_done = anyio.Event()
         self._stopping = anyio.Event()
         lifecycle.enter("delete links", self.running)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, links may leave; on the way out those under way are finished, failing ones are left."""
+        """Delete links in the context; on exit, finish deletions in progress but do not retry."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -78,54 +78,55 @@ class LinkTeardown:
                 self._tasks = None
 
     def start(self, ifindex: int, *addresses: PodAddress) -> None:
-        """Delete the link, and release its addresses afterwards.
+        """Delete the link in the background, then release its addresses.
 
-        Links that come while others are deleted go together: a task for each would cost a tenth of its DEL.
+        Links that are queued during a deletion are deleted in one batch: a task for each would add a tenth to
+        its DEL.
         """
         if self._tasks is None:
             raise RuntimeError("links cannot be deleted: the hook has not started, or has stopped")
-        if not self._next:
-            self._next_done = anyio.Event()
-            self._leaving.add(self._next_done)
-        self._next.append((ifindex, addresses))
+        if not self._queued:
+            self._queued_done = anyio.Event()
+            self._pending.add(self._queued_done)
+        self._queued.append((ifindex, addresses))
         if not self._reaping:
             self._reaping = True
             self._tasks.start_soon(self._reap)
 
     @property
-    def under_way(self) -> bool:
-        """Whether some link is on its way out, and its addresses will be free in a moment."""
-        return bool(self._leaving)
+    def busy(self) -> bool:
+        """Whether links are in deletion, so that addresses will be released."""
+        return bool(self._pending)
 
     async def freed(self) -> None:
-        """Wait until one of those under way now is done; return at once when there is none."""
-        if self._leaving:
-            await self._freed.wait()
+        """Wait until one of the current deletions is done; return at once if there is none."""
+        if self._pending:
+            await self._any_done.wait()
 
     async def settled(self) -> bool:
-        """Wait until everything under way now is done; whether there was anything."""
-        pending = list(self._leaving)
-        for one in pending:
+        """Wait until all current deletions are done; return whether there were any."""
+        waiting = list(self._pending)
+        for one in waiting:
             await one.wait()
-        return bool(pending)
+        return bool(waiting)
 
     async def finish(self, ifindex: int, *addresses: PodAddress) -> None:
-        """Return once link and addresses are free; what fails is retried in the background."""
+        """Delete the link and release its addresses. On failure, return and retry in the background."""
         done = anyio.Event()
-        self._leaving.add(done)
+        self._pending.add(done)
         await self._finish(done, ifindex, addresses)
 
     async def _reap(self) -> None:
-        """Delete the links that wait, as long as there are any."""
+        """Delete the queued links, in batches, until the queue is empty."""
         try:
-            while self._next:
-                links, self._next, done = self._next, [], self._next_done
+            while self._queued:
+                links, self._queued, done = self._queued, [], self._queued_done
                 try:
                     await self._links.reap(ifindex for ifindex, _ in links)
-                except OSError:  # of one of them: each by itself
+                except OSError:  # one link failed: delete them one by one
                     rest = partial(self._finish_each, links, done)
-                except BaseException:  # cancelled: no waiter may wait for ever
-                    self._end(done)
+                except BaseException:  # cancelled: release the waiters
+                    self._set_done(done)
                     raise
                 else:
                     rest = partial(self._release_all, links, done)
@@ -135,24 +136,24 @@ class LinkTeardown:
                     self._tasks.start_soon(rest)
         finally:
             self._reaping = False
-            if self._next:
-                self._next = []
-                self._end(self._next_done)
+            if self._queued:
+                self._queued = []
+                self._set_done(self._queued_done)
 
-    async def _finish_each(self, links: _LeavingLinks, done: anyio.Event) -> None:
+    async def _finish_each(self, links: _DeletedLinks, done: anyio.Event) -> None:
         try:
             for ifindex, addresses in links:
                 await self.finish(ifindex, *addresses)
         finally:
-            self._end(done)
+            self._set_done(done)
 
-    async def _release_all(self, links: _LeavingLinks, done: anyio.Event) -> None:
+    async def _release_all(self, links: _DeletedLinks, done: anyio.Event) -> None:
         try:
             await self._flows.forgotten([ip for _, addresses in links for ip, _ in addresses])
             for _, addresses in links:
                 self.release(*addresses)
         finally:
-            self._end(done)
+            self._set_done(done)
 
     async def _finish(self, done: anyio.Event, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
         try:
@@ -160,19 +161,19 @@ class LinkTeardown:
                 await self._flows.forgotten([ip for ip, _ in addresses])
                 self.release(*addresses)
             elif self._tasks is not None:
-                self._tasks.start_soon(self._insist, ifindex, addresses)
+                self._tasks.start_soon(self._retry, ifindex, addresses)
         finally:
-            self._end(done)
+            self._set_done(done)
 
-    def _end(self, done: anyio.Event) -> None:
-        """What this is of is not under way any more."""
-        self._leaving.discard(done)
+    def _set_done(self, done: anyio.Event) -> None:
+        """Mark a deletion as done."""
+        self._pending.discard(done)
         done.set()
-        self._freed.set()
-        self._freed = anyio.Event()
+        self._any_done.set()
+        self._any_done = anyio.Event()
 
-    async def _insist(self, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
-        """Try again until the link no longer exists; at the stop it is left to the next start's clean-up."""
+    async def _retry(self, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
+        """Retry until the link no longer exists. After a stop, the next start cleans it up."""
         delay = _FIRST_RETRY_SECONDS
         while not self._stopping.is_set():
             with anyio.move_on_after(delay):
@@ -194,7 +195,7 @@ class LinkTeardown:
         return True
 
     def release(self, *addresses: PodAddress) -> None:
-        """Give addresses back; what is refused is logged and keeps none of the others."""
+        """Release addresses. Errors are logged."""
         for ip, pool in addresses:
             if not pool:
                 continue
@@ -205,7 +206,7 @@ class LinkTeardown:
 
 
 class Detacher:
-    """Detaches pods. Deleting what is not there is success: the runtime asks again until it hears that."""
+    """Detaches pods. Unknown attachments are a success: runtimes repeat a DEL until it succeeds."""
 
     def __init__(self, endpoints: AttachEndpoints, teardown: LinkTeardown, log: Logger) -> None:
         self._endpoints = endpoints
@@ -213,14 +214,14 @@ class Detacher:
         self._log = log
 
     def detach_container(self, container_id: str) -> int:
-        """Remove the container's endpoints and let their links go; returns how many there were."""
+        """Delete the container's endpoints and links; return the number of endpoints."""
         found = self._endpoints.by_container(container_id) if container_id else []
         for endpoint in found:
             self._detach(endpoint)
         return len(found)
 
     def detach_attachment(self, container_id: str, ifname: str) -> bool:
-        """Remove the endpoint of one interface of a container; whether there was one."""
+        """Delete the endpoint and link of one interface; return whether it existed."""
         endpoint = self._endpoints.by_attachment(container_id, ifname)
         if endpoint is None:
             return False
@@ -228,11 +229,11 @@ class Detacher:
         return True
 
     async def settled(self) -> None:
-        """Return once the links now being deleted no longer exist."""
+        """Wait until the links in deletion no longer exist."""
         await self._teardown.settled()
 
     def detach_named(self, id_text: str) -> int:
-        """Remove the endpoint of an id such as ``cni-attachment-id:<cid>:eth0``; 0 when there is none."""
+        """Delete the endpoint of an id (``cni-attachment-id:<cid>:eth0``); return 1, or 0 if unknown."""
         try:
             endpoint = self._endpoints.lookup(id_text)
         except EndpointError as error:
@@ -244,10 +245,10 @@ class Detacher:
         return 1
 
     def collect(self, network: str, valid: Collection[tuple[str, str]], busy: Collection[str]) -> int:
-        """Remove the network's attachments that are not ``valid`` (container, interface); returns how many.
+        """Delete the network's attachments that are not ``valid``; return their number.
 
-        Never one of another network or of an unknown one, never one with a link of another plugin, nor of
-        a container in ``busy``, which has a call under way.
+        ``valid`` are pairs of container and interface. Attachments of other or unknown networks are never
+        deleted, nor chained ones, nor those of containers in ``busy``, which have a call in progress.
         """
         stale = [
             endpoint
@@ -267,19 +268,19 @@ class Detacher:
         if problems:
             self._log.warning("pod removed with problems", endpoint=endpoint.id, problems=list(problems))
         if not endpoint.datapath.on_anothers_link:
-            leaving = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
-            self._teardown.start(endpoint.ifindex, *leaving)
+            addresses = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
+            self._teardown.start(endpoint.ifindex, *addresses)
         self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)
 
     def owns_interface(self, call: PluginCall) -> bool:
-        """Whether the pod's interface is ours to delete; in a chain it is another plugin's.
+        """Whether the pod's interface is ours to delete; in a chain, it belongs to another plugin.
 
         Raises CniError for an unknown chaining mode.
         """
         return not chain_of(call.conf)
 
-    async def remove_stray(self, ifname: str, pod: PodEnd, cookie: int) -> None:
-        """Delete an unknown interface, unless a live endpoint has it; failures are logged."""
+    async def remove_stray(self, ifname: str, pod: PodNetlink, cookie: int) -> None:
+        """Delete an unknown interface, unless a live endpoint has it. Errors are logged."""
         for endpoint in self._endpoints.all():
             if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
                 return

@@ -1,9 +1,11 @@
-"""Running pods follow the MTU of the node's devices: their links, and the routes inside.
+"""Updates the MTU of running pods after a change of the node's devices: their links, and routes inside.
 
-Reconciler: Devices and Endpoints in; both ends of pods' links out, and pods' own routes.
-Why:        a network that gets smaller would leave pods to find out with each packet that is lost, and one
-            that gets larger would not be used before they are created again.
-Source:     Cilium 1.17, which follows the MTU at run time as well.
+Reconciler: Devices and Endpoints in; both ends of pods' links and pods' routes out.
+
+Why: after a decrease, pods would lose packets until path MTU discovery; an increase would have no effect
+until they are recreated.
+
+Source: Cilium 1.17, which also changes the MTU at run time.
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ from lifecycle import Change, HiveError, Jobs, Logger, Table, invoke, minutes, m
 __all__ = ["LinkMtu", "cell", "resize_pods"]
 
 
-# Changes of links inside pods, by entering their network namespaces.
+# Changes of links in the network namespaces of pods.
 
 
 class PodSize(msgspec.Struct, frozen=True):
-    """What a pod's link is to have; bytes."""
+    """The desired MTUs of a pod's link and routes, in bytes."""
 
     ifindex: int
-    """Of the pod's own end, where that is."""
+    """Index of the pod's end, in the pod's namespace."""
     mtu: int
     route_mtu: int
 
 
 def resize_pods(wanted: Mapping[int, PodSize]) -> dict[int, str]:
-    """Give pods, by the cookies of their namespaces, other MTUs; why it failed, by cookie. Blocks."""
+    """Set the MTUs of pods, by netns cookie; return the errors by cookie. Blocks."""
     missing = dict(wanted)
     failed: dict[int, str] = {}
 
@@ -58,18 +60,18 @@ def resize_pods(wanted: Mapping[int, PodSize]) -> dict[int, str]:
     return failed | dict.fromkeys(missing, "its network namespace is not found")
 
 
-# Which pods' links have another MTU than they should, and their change.
+# Comparison of the pods' links with the desired MTU.
 
-SWEEP: Final = minutes(1)
+SWEEP_INTERVAL: Final = minutes(1)
 DEBOUNCE: Final = 0.2
-"""Seconds: of several devices one may follow the other."""
+"""Seconds; several devices may change at once."""
 
 
 class LinkMtu:
-    """Looks when a device's MTU changes, and every minute.
+    """Compares the MTU of pods' links after a change of a device, and every minute.
 
-    The node's end of a link is changed last, so its MTU shows whether all is done. Links of other plugins'
-    are left alone: those know what they are for.
+    The node's end of a link is changed last, so its MTU shows that the link is done. Links of other plugins
+    are left unchanged.
     """
 
     def __init__(
@@ -88,39 +90,39 @@ class LinkMtu:
         self._mtu = mtu
         self._route_mtu = route_mtu
         self._log = log
-        self._seen = 0
-        self._timer = jobs.timer("compare", self._compare, SWEEP, debounce=DEBOUNCE)
-        jobs.observe("watch devices", devices.changes, self._look)
+        self._last_mtu = 0
+        self._timer = jobs.timer("compare", self._compare, SWEEP_INTERVAL, debounce=DEBOUNCE)
+        jobs.observe("watch devices", devices.changes, self._follow_devices)
 
-    async def _look(self, _: list[Change[Any, Any]]) -> None:
-        if self._seen != (mtu := self._mtu()):
-            self._seen = mtu
+    async def _follow_devices(self, _: list[Change[Any, Any]]) -> None:
+        if self._last_mtu != (mtu := self._mtu()):
+            self._last_mtu = mtu
             self._timer.trigger()
 
     async def _compare(self) -> None:
-        """Make them right. Raises HiveError when some could not be."""
+        """Update links with another MTU. Raises HiveError if some failed."""
         await self._endpoints.wait_initialized()
         mtu, route_mtu = self._mtu(), self._route_mtu()
-        there = {link.ifindex: link for link in self._links.links()}
-        wrong = {
+        links = {link.ifindex: link for link in self._links.links()}
+        outdated = {
             one.netns_cookie: (one, link)
             for one in self._endpoints.all()
-            if (link := there.get(one.ifindex)) is not None and link.mtu != mtu and _is_ours(one, link)
+            if (link := links.get(one.ifindex)) is not None and link.mtu != mtu and _is_ours(one, link)
         }
-        if not wrong:
+        if not outdated:
             return
-        sizes = {cookie: PodSize(link.peer_ifindex, mtu, route_mtu) for cookie, (_, link) in wrong.items()}
+        sizes = {cookie: PodSize(link.peer_ifindex, mtu, route_mtu) for cookie, (_, link) in outdated.items()}
         failed = await anyio.to_thread.run_sync(resize_pods, sizes)
-        for cookie, (_, link) in wrong.items():
+        for cookie, (_, link) in outdated.items():
             if cookie not in failed:
                 self._links.set_mtu(link.ifindex, mtu)
         self._log.info(
-            "MTU of running pods changed", mtu=mtu, route_mtu=route_mtu, pods=len(wrong) - len(failed)
+            "MTU of running pods changed", mtu=mtu, route_mtu=route_mtu, pods=len(outdated) - len(failed)
         )
         if failed:
             (cookie, why), *_ = failed.items()
             raise HiveError(
-                f"MTU of {len(failed)} pods not changed to {mtu}: {wrong[cookie][0].title}: {why}"
+                f"MTU of {len(failed)} pods not changed to {mtu}: {outdated[cookie][0].title}: {why}"
             )
 
 

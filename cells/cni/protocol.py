@@ -1,4 +1,4 @@
-"""What plugin and agent exchange: packets on cni.sock, results and errors of the CNI."""
+"""The protocol of the plugin and the agent: packets on cni.sock, results and errors of the CNI."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import msgspec
 from cells.base.addresses import text_of
 from cells.netlink.rows import mac_text
 
-# The error a CNI plugin prints, and the codes it may carry.
+# Errors of CNI plugins and their codes.
 #
-# Source: CNI spec 1.1, section 5 "Error"; 100 is Cilium 1.17's, 999 what the CNI library makes of an error
+# Source: CNI spec 1.1, section 5 "Error"; 100 is Cilium 1.17's; 999 is the CNI library's code of errors
 #         without a code.
 
 INCOMPATIBLE_VERSION: Final = 1
 UNHEALTHY: Final = 1
-"""Of a CHECK; Cilium sends the number of another error here, and readers only look whether it is zero."""
+"""Code of a failed CHECK. Cilium's plugin sends another error's number here; runtimes only compare it with 0.
+"""
 INVALID_ENVIRONMENT: Final = 4
 DECODING_FAILURE: Final = 6
 INVALID_CONFIG: Final = 7
@@ -30,25 +31,25 @@ NOT_AVAILABLE: Final = 50
 HEALTH_UNKNOWN: Final = 100
 INTERNAL: Final = 999
 FALLBACK_VERSION: Final = "1.0.0"
-"""For errors before the caller's version is known."""
+"""The version of errors before the caller's version is known."""
 
 
 class PluginAction(IntEnum):
-    """What the plugin is to do before it calls again; the numbers are those of the protocol on cni.sock."""
+    """The action that the plugin performs before it repeats the request. Values are those on cni.sock."""
 
     NONE = 0
     IPV6 = 1
-    """Switch IPv6 on in the pod's namespace."""
+    """Enable IPv6 in the pod's namespace."""
     ADDRESSES = 2
-    """Ask the delegated IPAM plugin for the pod's addresses."""
+    """Call the delegated IPAM plugin for the pod's addresses."""
     PORTS = 3
-    """Reserve the ports behind ``stdout`` in the pod's namespace, then print ``stdout``: all else is done."""
+    """Reserve the ports that follow ``stdout`` in the pod's namespace, then print ``stdout`` and exit."""
 
 
 class CniError(Exception):
-    """The error that the runtime gets instead of a result; raised wherever a call cannot go on.
+    """The error that the runtime gets instead of a result.
 
-    With a ``action`` the plugin names it only if it cannot fulfil that.
+    With an ``action``, the plugin reports it only if it cannot perform the action.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class CniError(Exception):
 
 
 class ErrorContext:
-    """A context in which errors of this kind reach the runtime as a sentence: ``what``, and what they say."""
+    """A context manager that converts errors of one kind to a CniError, ``WHAT: ERROR``."""
 
     __slots__ = ("_kind", "_what")
 
@@ -75,8 +76,7 @@ class ErrorContext:
         self._kind = kind
         self._what = what
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
+    def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,7 +86,7 @@ class ErrorContext:
 
 
 def error_json(error: CniError, version: str) -> bytes:
-    """The error object, in protocol ``version``."""
+    """Encode the error object of protocol ``version``."""
     body: dict[str, object] = {"cniVersion": version, "code": error.code, "msg": error.message}
     if error.details:
         body["details"] = error.details
@@ -94,27 +94,28 @@ def error_json(error: CniError, version: str) -> bytes:
 
 
 def kernel_reason(error: OSError) -> str:
-    """``file exists``: the kernel's word, spelt as the Go plugin spells it."""
+    """Return the kernel's error text as Go's errno strings are: ``file exists``."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 # The packets on cni.sock.
 #
-# Source: cmd/cilium-cni/agent.h, which is the other side. Little endian:
+# Source: cmd/cilium-cni/agent.h, the plugin's side. Little endian:
 #
 # request: ``HCNI`` | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
 # reply:   ``HCNI`` | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout | ports
 #
-# ``env`` is every CNI_* variable as ``NAME=value\0``. With a pod namespace the request carries two
-# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out
-# an action (see PluginAction), if it can, and sends the request again. Flag 1: an agent died over
-# this very request: what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the
-# result of the plugin that gives the addresses. Flag 4: the plugin knows action 3.
+# ``env`` contains every CNI_* variable as ``NAME=value\0``. With a pod namespace, the request carries two
+# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened in it. The plugin performs an action
+# (see PluginAction) and then sends the request again. Flag 1: an agent died while it processed this request,
+# so a partial attachment must be replaced. Flag 2: ``addresses`` is the result of the delegated IPAM plugin.
+# Flag 4: the plugin supports action 3.
 
 VERSION: Final = 1
 ACCEPTED: Final = (VERSION,)
-"""The present version and the one before, once there is one: the plugin outlives an agent's upgrade."""
+"""Accepted versions of the protocol: the plugin outlives an upgrade of the agent, so keep the previous one.
+"""
 
 MAX_PACKET: Final = 256 << 10
 REPEATED: Final = 1
@@ -125,22 +126,22 @@ _HEADER: Final = struct.Struct("<4sHHII")
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """A request as it came: the plugin's environment and stdin."""
+    """A decoded request: the plugin's environment and stdin."""
 
     environment: dict[str, str]
     stdin: bytes
     repeated: bool = False
-    """An agent died over this very request."""
+    """Whether the agent died while it processed this request."""
     addresses: bytes = b""
-    """The result of the delegated IPAM plugin; empty while it has not been called."""
+    """The result of the delegated IPAM plugin; empty before the plugin has called it."""
     reserves_ports: bool = False
-    """Whether the plugin reserves ports in the pod when the reply names some."""
+    """Whether the plugin supports PluginAction.PORTS."""
 
 
 def decode_request(packet: bytes | memoryview) -> PluginRequest:
-    """The request in ``packet``; raises CniError when it is none, or of a version not spoken here.
+    """Decode a request. Raises CniError for a malformed packet or an unsupported version.
 
-    Bytes of the environment that are no UTF-8 are read as U+FFFD: results and state are JSON.
+    Invalid UTF-8 in the environment is replaced by U+FFFD, because results and state are JSON.
     """
     if len(packet) < _HEADER.size:
         raise CniError("malformed request on cni.sock: it is shorter than its header")
@@ -169,24 +170,24 @@ def decode_request(packet: bytes | memoryview) -> PluginRequest:
 
 
 def encode_reply(exit_code: int, stdout: bytes, action: PluginAction = PluginAction.NONE) -> bytes:
-    """A reply that makes the plugin print ``stdout`` and exit, if it does not carry out the action."""
+    """Encode a reply: the plugin prints ``stdout`` and exits, unless it performs the action."""
     return _HEADER.pack(_MAGIC, VERSION, action, exit_code, len(stdout)) + stdout
 
 
 def encode_result(stdout: bytes, ports: str) -> bytes:
-    """A reply that makes the plugin reserve ``ports``, where there are some, and print ``stdout``."""
+    """Encode a successful reply: the plugin reserves ``ports``, if any, and prints ``stdout``."""
     action = PluginAction.PORTS if ports else PluginAction.NONE
     return encode_reply(0, stdout, action) + ports.encode()
 
 
-# The result of an ADD, in the form of the protocol version that was asked for.
+# The result of an ADD, in the requested version of the CNI specification.
 #
 # Source: CNI spec 0.2.0 (ip4, ip6), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without), 1.1.0
 #         (routes with an MTU); as recorded.
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """The result for the runtime of a new attachment."""
+    """A new attachment, as the result of its ADD."""
 
     host_name: str
     host_mac: bytes
@@ -194,14 +195,14 @@ class Attached(msgspec.Struct, frozen=True):
     pod_mac: bytes
     netns: str
     addresses: tuple[IPv4Address | IPv6Address, ...]
-    """IPv6 first, where there are both."""
+    """The addresses; IPv6 first."""
     gateways: tuple[IPv4Address | IPv6Address, ...]
-    """One per address, in the same order."""
+    """One gateway per address, in the same order."""
     mtu: int
 
 
 def result_json(attached: Attached, version: str) -> bytes:
-    """The result object in protocol ``version``, one of those the plugin serves."""
+    """Encode the result object of protocol ``version``, a supported one."""
     legacy = version in {"0.1.0", "0.2.0"}
     by_family: dict[str, object] = {}
     ips: list[dict[str, object]] = []
@@ -236,10 +237,10 @@ def result_json(attached: Attached, version: str) -> bytes:
     return msgspec.json.encode(result) + b"\n"
 
 
-def passed_on(previous: bytes, version: str, mac: tuple[str, bytes] | None = None) -> bytes:
-    """The result of the plugin before us as ours, in protocol ``version``, otherwise unchanged.
+def chained_result(previous: bytes, version: str, mac: tuple[str, bytes] | None = None) -> bytes:
+    """Return the previous plugin's result in protocol ``version``, otherwise unchanged.
 
-    ``mac``: the name of the pod's interface, and the MAC address it has now.
+    ``mac`` is the name of the pod's interface and its changed MAC address.
     """
     result: dict[str, object] = {**msgspec.json.decode(previous), "cniVersion": version}
     if version.startswith("0."):

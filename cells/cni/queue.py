@@ -1,8 +1,10 @@
-"""The delete queue: what plugins left behind while no agent was there, and the lock that keeps them from it.
+"""The delete queue: deletions that plugins queue as files while no agent runs, and the queue's lock.
 
-Source: Cilium 1.17, its delete queue; fcntl(2), open file description locks. The exclusive lock is taken
-        before a socket appears and held until the queue is drained and both sockets accept: no request is
-        written that no agent drains.
+A plugin without an agent takes a shared lock on the queue, tries the agent once more, and writes a file. The
+agent takes the exclusive lock before its sockets exist and releases it when the queue is drained and both
+sockets accept, so that no queued deletion is missed.
+
+Source: Cilium 1.17, plugins/cilium-cni/lib/deletion_queue.go; fcntl(2), open file description locks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _EXCLUSIVE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class QueueLock:
-    """Held from its hook on until :meth:`release`."""
+    """The exclusive lock of the queue, from its start hook until :meth:`release`."""
 
     def __init__(
         self, directory: Path, lifecycle: Lifecycle, log: Logger, lock_seconds: float = LOCK_SECONDS
@@ -39,15 +41,15 @@ class QueueLock:
         self._log = log
         self._lock_seconds = lock_seconds
         self._lock: int | None = None
-        lifecycle.append(Hook("lock the delete queue", self._take, self._stop))
+        lifecycle.append(Hook("lock the delete queue", self._acquire, self._stop))
 
     @property
     def held(self) -> bool:
-        """Whether plugins are being held back."""
+        """Whether the lock is held, so that plugins wait."""
         return self._lock is not None
 
     def release(self) -> None:
-        """Let plugins at the queue again: both sockets accept, so they will not need it."""
+        """Release the lock. Both sockets accept, so plugins will not use the queue."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -55,7 +57,7 @@ class QueueLock:
     async def _stop(self) -> None:
         self.release()
 
-    async def _take(self) -> None:
+    async def _acquire(self) -> None:
         path = self._directory / "lockfile"
         try:
             self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -65,54 +67,49 @@ class QueueLock:
         self._lock = lock
         try:
             fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _EXCLUSIVE)
-        except (BlockingIOError, PermissionError):  # plugins are writing (EAGAIN or EACCES)
+        except (BlockingIOError, PermissionError):  # a plugin holds the lock (EAGAIN or EACCES)
             if not await self._wait(lock):
-                self._go_on(path, f"plugins held the lock for {self._lock_seconds} s")
+                self._continue_unlocked(path, f"plugins held the lock for {self._lock_seconds} s")
         except OSError as error:
-            self._go_on(path, str(error))
+            self._continue_unlocked(path, str(error))
 
-    def _go_on(self, path: Path, why: str) -> None:
+    def _continue_unlocked(self, path: Path, why: str) -> None:
         self._log.warning("delete queue not locked, continuing without the lock", path=str(path), error=why)
 
     async def _wait(self, lock: int) -> bool:
-        """Wait until they have written; False when they take too long."""
-        loop, got, duplicate = asyncio.get_running_loop(), anyio.Event(), os.dup(lock)
+        """Wait for the lock; return False after the timeout."""
+        loop, acquired, duplicate = asyncio.get_running_loop(), anyio.Event(), os.dup(lock)
 
         def block() -> None:
-            """This cannot be cancelled. A late lock is freed with the last of both descriptors."""
+            # Cannot be cancelled. A lock acquired too late is released with the last of both descriptors.
             try:
                 fcntl.fcntl(duplicate, fcntl.F_OFD_SETLKW, _EXCLUSIVE)
             finally:
                 os.close(duplicate)
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(got.set)
+                loop.call_soon_threadsafe(acquired.set)
 
         try:
             with anyio.move_on_after(self._lock_seconds) as limit:
                 threading.Thread(target=block, name="delete queue lock", daemon=True).start()
-                await got.wait()
+                await acquired.wait()
         except anyio.get_cancelled_exc_class():
             self.release()
             raise
         return not limit.cancelled_caught
 
 
-# The delete queue: what plugins left behind while no agent was there.
-#
-# Source: Cilium 1.17, its delete queue. A plugin that finds no agent takes a shared lock on the queue, tries
-#         once more, and writes a file.
-
 _LONGEST_REQUEST = 4096
 
 
 class BatchDelete(msgspec.Struct, frozen=True, rename="kebab"):
-    """EndpointBatchDeleteRequest of the API."""
+    """The body of Cilium's EndpointBatchDeleteRequest."""
 
     container_id: str
 
 
 class DeleteQueue:
-    """Drained once its hook has run. The caller locks the queue before."""
+    """Drains the queue in its start hook. The queue must be locked before."""
 
     def __init__(self, directory: Path, detacher: Detacher, lifecycle: Lifecycle, log: Logger) -> None:
         self._directory = directory
@@ -123,13 +120,13 @@ class DeleteQueue:
     async def _drain(self) -> None:
         try:
             for path in sorted(self._directory.glob("*.delete")):
-                self._take(path)
+                self._process(path)
                 await anyio.lowlevel.checkpoint()
         except OSError as error:
             raise HiveError(f"delete queue {self._directory} cannot be drained: {error}") from error
 
-    def _take(self, path: Path) -> None:
-        """Do what the file asks for and remove it; one that cannot be read stays, and holds up nothing."""
+    def _process(self, path: Path) -> None:
+        """Carry out a queued deletion and remove its file. An unreadable file is skipped and stays."""
         try:
             contents = _read(path)
         except OSError as error:
@@ -138,7 +135,7 @@ class DeleteQueue:
         self._execute(path, contents)
         try:
             path.unlink()
-        except OSError as error:  # it will be done again at the next start, which is harmless
+        except OSError as error:  # repeated at the next start, which is harmless
             self._log.warning("queued delete not removed", path=str(path), error=error.strerror or str(error))
 
     def _execute(self, path: Path, contents: bytes) -> None:
@@ -152,7 +149,7 @@ class DeleteQueue:
 
 
 def _read(path: Path) -> bytes:
-    """The file's contents; OSError for what is not a file, without waiting for anybody as a pipe would."""
+    """Return the file's contents. Raises OSError if it is not a regular file, without blocking on a pipe."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,6 +1,6 @@
-"""What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
+"""Decodes and validates a call of the plugin: environment, CNI_ARGS and network configuration.
 
-Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
+Source: CNI spec 1.1 sections 2 and 5; error texts and codes as recorded from Cilium's plugin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", 
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
 _IGNORE_UNKNOWN: Final = "IgnoreUnknown"
 _KNOWN_ARGS: Final = frozenset({_IGNORE_UNKNOWN, "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID"})
-"""Cilium's ArgsSpec: runtimes send K8S_POD_INFRA_CONTAINER_ID with IgnoreUnknown=1."""
+"""Fields of Cilium's ArgsSpec. Runtimes also send K8S_POD_INFRA_CONTAINER_ID, with IgnoreUnknown=1."""
 
 
 class IpamConf(msgspec.Struct, frozen=True, gc=False):
@@ -28,27 +28,27 @@ class IpamConf(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerInterface(msgspec.Struct, frozen=True):
-    """A container's interface, as the runtime names those that a GC must leave."""
+    """A valid attachment of a GC."""
 
     container_id: str = msgspec.field(name="containerID")
     ifname: str
 
 
 class RuntimeConf(msgspec.Struct, frozen=True, gc=False):
-    """``runtimeConfig``: what the runtime adds for plugins that say they are capable of it."""
+    """``runtimeConfig``: data from the runtime for plugins that declare the capability."""
 
     annotations: dict[str, str] | None = msgspec.field(default=None, name="io.kubernetes.cri.pod-annotations")
-    """The pod's, from containerd and CRI-O."""
+    """The pod's annotations, from containerd and CRI-O."""
 
 
 class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The network configuration on stdin, as far as it matters here; other keys are ignored."""
+    """The network configuration on stdin; other keys are ignored."""
 
     cni_version: str = msgspec.field(default="0.1.0", name="cniVersion")
     name: str = ""
     chaining_mode: str = ""
     enable_route_mtu: bool = False
-    """In a chain: give the pod's routes our MTU."""
+    """Set the MTU of the pod's routes in a chain."""
     ipam: IpamConf = IpamConf()
     prev_result: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="prevResult")
     mac_addr_mode: str = msgspec.field(default="", name="macAddrMode")
@@ -58,11 +58,11 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     valid_attachments: list[ContainerInterface] | msgspec.UnsetType | None = msgspec.field(
         default=msgspec.UNSET, name="cni.dev/valid-attachments"
     )
-    """Of a GC; null is what Go makes of an empty list."""
+    """The valid attachments of a GC; null is Go's encoding of an empty list."""
 
     @property
     def chain(self) -> str:
-        """The chaining mode, set or implied by the network's name; empty without one."""
+        """The chaining mode, configured or implied by the network's name; empty without chaining."""
         return self.chaining_mode or (self.name if self.name in CHAINING_MODES else "")
 
 
@@ -74,20 +74,20 @@ class PrevInterface(msgspec.Struct, frozen=True):
 
 
 class PrevAddress(msgspec.Struct, frozen=True):
-    """An address of a result, and the position of its interface."""
+    """An address of a result, and the index of its interface."""
 
     address: str = ""
     interface: int | None = None
 
 
 class PrevResult(msgspec.Struct, frozen=True):
-    """The result of an ADD, as the runtime gives it back from version 0.3.0 on."""
+    """The result of an ADD, which the runtime passes back from version 0.3.0 on."""
 
     interfaces: list[PrevInterface] | None = None
     ips: list[PrevAddress] | None = None
     routes: list[dict[str, Any]] | None = None
     code: int = 0
-    """Of an error that was taken for a result."""
+    """The code of an error that was passed as a result."""
 
 
 class LegacyAddress(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class LegacyAddress(msgspec.Struct, frozen=True):
 
 
 class IpamResult(msgspec.Struct, frozen=True):
-    """What a delegated IPAM plugin prints."""
+    """The result of a delegated IPAM plugin."""
 
     ips: list[PrevAddress] | None = None
     ip4: LegacyAddress | None = None
@@ -111,25 +111,25 @@ class PluginCall(msgspec.Struct, frozen=True):
     container_id: str
     ifname: str
     netns: str
-    """Path of the pod's namespace as the runtime names it: for the result, never opened here."""
+    """Path of the pod's namespace, as the runtime names it; only copied to the result."""
     args: str
     conf: NetConf
     stdin: bytes
     repeated: bool = False
-    """An agent died over this very request: what it left of the attachment may be replaced."""
+    """Whether an agent died while it processed this call, so that a partial attachment may be replaced."""
     addresses: bytes = b""
-    """The result of the delegated IPAM plugin; empty while it has not been called."""
+    """The result of the delegated IPAM plugin; empty before the plugin has called it."""
     reserves_ports: bool = False
-    """Whether the plugin reserves ports in the pod when the reply names some."""
+    """Whether the plugin supports PluginAction.PORTS."""
 
     @property
     def attachment_id(self) -> str:
-        """``<container id>:<interface>``."""
+        """The attachment id, ``CONTAINER_ID:IFNAME``."""
         return f"{self.container_id}:{self.ifname}"
 
 
 class PodReference(msgspec.Struct, frozen=True):
-    """Who the attachment is for; all empty outside Kubernetes."""
+    """The pod of an attachment; all fields are empty outside Kubernetes."""
 
     name: str
     namespace: str
@@ -137,7 +137,7 @@ class PodReference(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """The address's owner, ``<namespace>/<name>``."""
+        """The owner of the addresses, ``NAMESPACE/NAME``."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -145,9 +145,9 @@ _decode_conf = msgspec.json.Decoder(NetConf).decode
 
 
 def read_call(packet: PluginRequest) -> PluginCall:
-    """The call in a packet; the plugin has checked the environment. Raises CniError.
+    """Decode the call in a packet; the plugin has validated the environment. Raises CniError.
 
-    Bytes that are no UTF-8 are read as U+FFFD, as encoding/json does.
+    Invalid UTF-8 in the configuration is replaced by U+FFFD, as by encoding/json.
     """
     stdin = packet.stdin
     try:
@@ -181,17 +181,17 @@ def read_call(packet: PluginRequest) -> PluginCall:
 
 
 def chain_of(conf: NetConf) -> str:
-    """The chaining mode, "" for none; raises CniError for an unknown one."""
+    """Return the chaining mode, or "" without chaining. Raises CniError for an unknown mode."""
     if conf.chain and conf.chain not in CHAINING_MODES:
         raise CniError(f"invalid chaining-mode {conf.chain}")
     return conf.chain
 
 
 def check_add(call: PluginCall, *, delegated: bool) -> PrevResult | None:
-    """The result of the plugin that made the link which the ADD takes over, None where the ADD makes its own.
+    """Validate an ADD; return the previous plugin's result in a chain, else None.
 
-    ``delegated``: another IPAM plugin gives the addresses. Raises CniError for an ADD that asks for what is
-    not there. A chaining mode without a previous result does not chain: there is no link yet.
+    ``delegated``: another IPAM plugin assigns the addresses. A chaining mode without a previous result does
+    not chain, because there is no link yet. Raises CniError.
     """
     conf = call.conf
     chain = chain_of(conf)
@@ -211,7 +211,10 @@ def check_add(call: PluginCall, *, delegated: bool) -> PrevResult | None:
 
 
 def delegated_addresses(call: PluginCall) -> tuple[IPAddress, ...]:
-    """The first address of each family that the delegated plugin gave, IPv6 first. Raises CniError."""
+    """Return the first address of each family from the delegated IPAM plugin, IPv6 first.
+
+    Raises CniError.
+    """
     try:
         result = msgspec.json.decode(call.addresses, type=IpamResult)
         texts = [each.address for each in result.ips or ()]
@@ -226,7 +229,7 @@ def delegated_addresses(call: PluginCall) -> tuple[IPAddress, ...]:
 
 
 def prev_result_of(call: PluginCall) -> PrevResult | None:
-    """The result the runtime gave back, None when it gave none; raises CniError for anything else."""
+    """Return the previous result, or None without one. Raises CniError if it is invalid."""
     if not call.conf.prev_result:
         return None
     try:
@@ -242,7 +245,7 @@ def prev_result_of(call: PluginCall) -> PrevResult | None:
 
 
 def pod_of(args: str) -> PodReference:
-    """The pod in CNI_ARGS (``K=V;K=V``); raises CniError for what the CNI library's LoadArgs refuses."""
+    """Parse the pod in CNI_ARGS (``K=V;K=V``). Raises CniError like the CNI library's LoadArgs."""
     values: dict[str, str] = {}
     unknown: list[str] = []
     ignores = False

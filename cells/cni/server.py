@@ -1,4 +1,4 @@
-"""Serves the plugin: ADD, DEL, CHECK, STATUS and GC, each container's calls one after the other."""
+"""Serves the plugin's calls: ADD, DEL, CHECK, STATUS and GC. Calls of a container run one after another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from msgspec import UnsetType
 from cells.base.addresses import IPAddress
 from cells.base.metrics import Histogram, MetricFamily, histogram
 from cells.cni.add import INTERNAL, AddRequest, AddTools
-from cells.cni.attach import Attacher, PodSide, netns_cookie
-from cells.cni.attachment import AttachEndpoints, AttachPolicyPool, PodEnd
+from cells.cni.attach import Attacher, PodNetns, netns_cookie
+from cells.cni.attachment import AttachEndpoints, AttachPolicyPool, PodNetlink
 from cells.cni.detach import Detacher
 from cells.cni.protocol import (
     FALLBACK_VERSION,
@@ -40,49 +40,49 @@ from cells.maps.policy_maps import PolicyIdsExhausted
 from cells.netlink.connection import NetlinkError
 from lifecycle import HiveError, Lifecycle, Logger
 
-# How long plugins waited for the answers to their calls.
+# Durations of calls.
 
 _BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""In seconds: an ADD is a millisecond of work."""
+"""Histogram bounds in seconds; an ADD takes about a millisecond."""
 
 
 class CallTimes:
-    """Seconds from the arrival of a call to its answer, by command and outcome."""
+    """Histograms of the time from the arrival of a call to its reply, by command and outcome."""
 
     def __init__(self) -> None:
-        self.took: dict[tuple[str, str], Histogram] = {}
+        self.durations: dict[tuple[str, str], Histogram] = {}
 
     def count(self, command: str, outcome: str, seconds: float) -> None:
-        """Count a call; ``outcome`` is success or fail."""
-        if (spread := self.took.get((command, outcome))) is None:
-            spread = self.took[command, outcome] = Histogram(_BOUNDS)
-        spread.observe(seconds)
+        """Observe a call; ``outcome`` is success or fail."""
+        if (durations := self.durations.get((command, outcome))) is None:
+            durations = self.durations[command, outcome] = Histogram(_BOUNDS)
+        durations.observe(seconds)
 
     def families(self) -> list[MetricFamily]:
-        """As a metric; the name is ours, Cilium has none for it."""
-        text = "Time from a call of the CNI plugin to its answer, waiting for its turn included"
-        return [histogram("hive_cni_call_seconds", text, self.took, "command outcome")]
+        """Return the metric. Cilium has no equivalent."""
+        text = "Time from a call of the CNI plugin to its answer, including its time in the queue"
+        return [histogram("hive_cni_call_seconds", text, self.durations, "command outcome")]
 
 
-# CHECK: is the attachment as its ADD left it?
+# CHECK.
 #
-# Source: CNI spec 0.4.0 to 1.1.0, CHECK; order, texts and codes as recorded from Cilium's plugin: first the
-#         endpoint's health, then the interface and each address the previous result gave it.
+# Source: CNI spec 0.4.0 to 1.1.0, CHECK; order, error texts and codes as recorded from Cilium's plugin: first
+#         the endpoint's health, then the interface and each of its addresses in the previous result.
 
 _BROKEN = frozenset({State.DISCONNECTED, State.INVALID})
-"""Others are on their way to working, or work though something about them went wrong."""
+"""States that fail a CHECK. Endpoints in other states work, or will after their regeneration."""
 
 
 class Checker:
-    """Compares attachments with their results; changes nothing."""
+    """Carries out CHECK: compares an attachment with its previous result."""
 
     def __init__(self, endpoints: AttachEndpoints) -> None:
         self._endpoints = endpoints
 
-    def check(self, call: PluginCall, pod: PodEnd | None) -> None:
-        """Return when all is well, raise CniError when it is not.
+    def check(self, call: PluginCall, pod: PodNetlink | None) -> None:
+        """Raise CniError if the attachment differs from its previous result, or its endpoint is broken.
 
-        ``pod`` is None when the call came without a namespace: then there are no addresses to look at.
+        ``pod`` is None if the call has no namespace; then addresses are not checked.
         """
         try:
             previous = prev_result_of(call)
@@ -110,7 +110,7 @@ class Checker:
 
 
 def _addresses_of(previous: PrevResult, ifname: str) -> list[tuple[str, IPAddress]]:
-    """The addresses, as written and as such, that the result gives to the pod's interface."""
+    """Return the addresses of the pod's interface in the result, as text and parsed."""
     ours = {
         position
         for position, interface in enumerate(previous.interfaces or ())
@@ -126,11 +126,11 @@ def _addresses_of(previous: PrevResult, ifname: str) -> list[tuple[str, IPAddres
         raise _invalid(f"could not parse prevResult: {error}") from error
 
 
-def _check_interface(ifname: str, wanted: list[tuple[str, IPAddress]], pod: PodEnd) -> None:
+def _check_interface(ifname: str, wanted: list[tuple[str, IPAddress]], pod: PodNetlink) -> None:
     try:
         found = pod.addresses(ifname)
     except NetlinkError as error:
-        raise CniError(f"unable to look at interface {ifname}: {error}") from error
+        raise CniError(f"unable to read addresses of interface {ifname}: {error}") from error
     if found is None:
         raise CniError(f"cannot find container link {ifname}")
     for text, address in wanted:
@@ -148,7 +148,7 @@ Finish = Callable[[], Awaitable[object]]
 
 
 class CniServer:
-    """Listens on cni.sock from its hook on; see the module."""
+    """Listens on cni.sock and dispatches calls."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class CniServer:
         detacher: Detacher,
         checker: Checker,
         pool: AttachPolicyPool,
-        open_pod: Callable[[int], PodEnd],
+        open_pod: Callable[[int], PodNetlink],
         *,
         lifecycle: Lifecycle,
         log: Logger,
@@ -174,17 +174,17 @@ class CniServer:
         self._log = log
         self._server = PacketServer(self._handle, log, uids=uids, settle=self._settle)
         self._tasks: TaskGroup | None = None
-        self._lanes: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
+        self._queues: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
-        self._ahead: AddRequest | None = None
-        """The ADD that waits for its link while the loop serves the one before."""
+        self._creating: AddRequest | None = None
+        """The ADD with a link in creation, while the event loop serves the previous ADD."""
         self._waiting: dict[str, AddRequest] = {}
         """ADDs that wait for an identity, an address or a policy map, by container."""
         lifecycle.enter("serve cni.sock", self.serving)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Inside, plugins are answered; calls under way are finished on the way out."""
+        """Serve the socket in the context; on exit, finish calls in progress."""
         listener = listen(self._path)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -205,48 +205,48 @@ class CniServer:
             self._refuse(connection, error, FALLBACK_VERSION)
             connection.close()
             return
-        lane = self._lanes.get(call.container_id)
-        if lane is None:
-            self._begin(connection, call)
+        queue = self._queues.get(call.container_id)
+        if queue is None:
+            self._start(connection, call)
         else:
-            lane.append((connection, call))
-            self._abandon(call.container_id, lane)
+            queue.append((connection, call))
+            self._abandon(call.container_id, queue)
 
-    def _abandon(self, container_id: str, lane: deque[tuple[PluginConnection, PluginCall]]) -> None:
-        """End what an ADD waits for, if a DEL of the container waits behind it."""
-        addition = self._waiting.get(container_id)
-        if addition is not None and any(call.command == "DEL" for _, call in lane):
-            addition.abandon()
+    def _abandon(self, container_id: str, queue: deque[tuple[PluginConnection, PluginCall]]) -> None:
+        """Stop the waiting ADD of a container if a DEL of the container is queued."""
+        request = self._waiting.get(container_id)
+        if request is not None and any(call.command == "DEL" for _, call in queue):
+            request.abandon()
 
-    def _begin(self, connection: PluginConnection, call: PluginCall) -> None:
-        """Serve a call as far as it goes at once; the rest, if any, is a task in the container's lane."""
+    def _start(self, connection: PluginConnection, call: PluginCall) -> None:
+        """Serve a call. If it must wait, a task continues it, and calls of the container are queued."""
         if connection.disconnected():
             connection.close()
             return
         self._run(connection, call, partial(self._serve, connection, call))
 
     def _run(self, connection: PluginConnection, call: PluginCall, step: Callable[[], Finish | None]) -> None:
-        """Take a step of a call; what it returns goes on in a task, and without that the call is over."""
-        rest: Finish | None = None
+        """Run a step of a call. If it returns a coroutine function, a task runs that; else the call ends."""
+        remaining: Finish | None = None
         try:
-            rest = step()
+            remaining = step()
         except CniError as error:
             self._refuse(connection, error, call.conf.cni_version)
         except Exception as error:  # noqa: BLE001  # a bug in one call must not stop the others
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
-        if self._ahead is not None and self._ahead.connection is connection:
-            self._lanes[call.container_id] = deque()
+        if self._creating is not None and self._creating.connection is connection:
+            self._queues[call.container_id] = deque()
             return
-        if rest is None or self._tasks is None:
+        if remaining is None or self._tasks is None:
             self._end(connection, call)
             return
-        self._lanes[call.container_id] = deque()
-        self._tasks.start_soon(self._finish, rest, connection, call)
+        self._queues[call.container_id] = deque()
+        self._tasks.start_soon(self._finish, remaining, connection, call)
 
-    async def _finish(self, rest: Finish, connection: PluginConnection, call: PluginCall) -> None:
+    async def _finish(self, remaining: Finish, connection: PluginConnection, call: PluginCall) -> None:
         try:
-            await rest()
+            await remaining()
         except CniError as error:
             self._refuse(connection, error, call.conf.cni_version)
         except Exception as error:  # noqa: BLE001  # as in _run
@@ -255,19 +255,19 @@ class CniServer:
         finally:
             self._waiting.pop(call.container_id, None)
             self._end(connection, call)
-            self._resume(call.container_id, self._lanes.pop(call.container_id))
+            self._resume(call.container_id, self._queues.pop(call.container_id))
 
     async def _drain(self, container_id: str) -> None:
-        self._resume(container_id, self._lanes.pop(container_id))
+        self._resume(container_id, self._queues.pop(container_id))
 
     def _resume(self, container_id: str, waiting: deque[tuple[PluginConnection, PluginCall]]) -> None:
-        """Serve the calls that waited in the container's lane, until one of them takes longer."""
+        """Serve the queued calls of a container, until one must wait."""
         while waiting:
-            if (lane := self._lanes.get(container_id)) is not None:
-                lane.extend(waiting)
-                self._abandon(container_id, lane)
+            if (queue := self._queues.get(container_id)) is not None:
+                queue.extend(waiting)
+                self._abandon(container_id, queue)
                 return
-            self._begin(*waiting.popleft())
+            self._start(*waiting.popleft())
 
     def _end(self, connection: PluginConnection, call: PluginCall) -> None:
         connection.close()
@@ -286,7 +286,7 @@ class CniServer:
             case "STATUS":
                 return partial(self._send_status, connection)
             case "GC":
-                self._collect(connection, call)
+                self._garbage_collect(connection, call)
                 return None
         raise CniError(f"unknown CNI_COMMAND: {call.command}", code=INVALID_ENVIRONMENT)
 
@@ -295,67 +295,70 @@ class CniServer:
     def _add(self, connection: PluginConnection, call: PluginCall) -> Finish | None:
         if not connection.fds:
             raise CniError(f"request without a network namespace for CNI_NETNS {call.netns}")
-        if not call.container_id or not call.ifname:  # no DEL could ever name what was made
+        if not call.container_id or not call.ifname:  # no DEL could refer to the attachment
             missing = "CNI_IFNAME" if call.container_id else "CNI_CONTAINERID"
             raise CniError(f"required env variables [{missing}] missing", code=INVALID_ENVIRONMENT)
-        if "%" in call.ifname:  # the kernel takes it for a pattern, and names the interface otherwise
+        if "%" in call.ifname:  # the kernel would use it as a pattern for another name
             raise CniError("interface name contains %", code=INVALID_ENVIRONMENT)
         netns_fd, netlink_fd = connection.fds
-        side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
-        # The runtime never got an attachment that is made again, and how far its interface got is unknown.
+        pod_netns = PodNetns(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
+        # The runtime never received this attachment, and its links may be incomplete: replace it.
         again = call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname)
         settled = self._detacher.settled if again else None
-        addition = AddRequest(self._tools, connection, call, side, before_retry=settled)
+        request = AddRequest(self._tools, connection, call, pod_netns, before_retry=settled)
         if again:
             self._log.info(
                 "repeating an ADD that a killed agent left unfinished", attachment=call.attachment_id
             )
-        elif addition.prepare() and (self._server.others or self._ahead is not None):
-            if self._go_ahead(addition):
+        elif request.prepare() and (self._server.others or self._creating is not None):
+            if self._start_creating(request):
                 return None
         else:
-            addition.attach()
-        return self._rest(addition)
+            request.attach()
+        return self._remaining(request)
 
-    def _rest(self, addition: AddRequest) -> Finish | None:
-        """What is left to be waited for; a DEL of the container ends that."""
-        if (rest := addition.rest()) is not None:
-            self._waiting[addition.call.container_id] = addition
-        return rest
+    def _remaining(self, request: AddRequest) -> Finish | None:
+        """Return what the ADD must still wait for; a DEL of the container ends that wait."""
+        if (remaining := request.remaining()) is not None:
+            self._waiting[request.call.container_id] = request
+        return remaining
 
-    def _go_ahead(self, addition: AddRequest) -> bool:
-        """Start to make this link, and finish the ADD before it meanwhile; whether it could be started."""
-        before, self._ahead = self._ahead, None
+    def _start_creating(self, request: AddRequest) -> bool:
+        """Start to create this ADD's link, and finish the previous ADD meanwhile.
+
+        Returns whether the creation was started.
+        """
+        before, self._creating = self._creating, None
         if before is not None:
             before.await_link()
-        started = addition.begin_link()
+        started = request.start_link()
         if started:
-            self._ahead = addition
+            self._creating = request
         self._server.unsettled = started
         if before is not None:
-            self._finish_ahead(before)
+            self._finish_created(before)
         return started
 
     def _settle(self) -> None:
-        """Finish the ADD that waits for its link, if any."""
-        while (addition := self._ahead) is not None:
-            self._ahead, self._server.unsettled = None, False
-            addition.await_link()
-            self._finish_ahead(addition)
+        """Finish the ADD with a link in creation, if any."""
+        while (request := self._creating) is not None:
+            self._creating, self._server.unsettled = None, False
+            request.await_link()
+            self._finish_created(request)
 
-    def _finish_ahead(self, addition: AddRequest) -> None:
+    def _finish_created(self, request: AddRequest) -> None:
         def finish() -> Finish | None:
-            addition.attach()
-            return self._rest(addition)
+            request.attach()
+            return self._remaining(request)
 
-        container_id = addition.call.container_id
-        waiting = self._lanes.pop(container_id, deque())
-        self._run(addition.connection, addition.call, finish)
-        if waiting and (lane := self._lanes.get(container_id)) is not None:
-            lane.extend(waiting)
-            self._abandon(container_id, lane)
-        elif waiting and self._tasks is not None:  # another ADD is half started: they come after that
-            self._lanes[container_id] = waiting
+        container_id = request.call.container_id
+        waiting = self._queues.pop(container_id, deque())
+        self._run(request.connection, request.call, finish)
+        if waiting and (queue := self._queues.get(container_id)) is not None:
+            queue.extend(waiting)
+            self._abandon(container_id, queue)
+        elif waiting and self._tasks is not None:  # another ADD is in creation: resume these calls after it
+            self._queues[container_id] = waiting
             self._tasks.start_soon(self._drain, container_id)
 
     # DEL
@@ -364,19 +367,19 @@ class CniServer:
         ours = self._detacher.owns_interface(call)
         found = self._detacher.detach_container(call.container_id)
         if found and call.conf.ipam.type and ours:
-            return partial(self._settle_deletion, connection)
+            return partial(self._reply_when_deleted, connection)
         if found or not ours or not connection.fds:
             connection.send(encode_reply(0, b""))
             return None
         return partial(self._delete_stray, connection, call)
 
-    async def _settle_deletion(self, connection: PluginConnection) -> None:
-        """Answer once the links and their flows are deleted: then the plugin frees the addresses."""
+    async def _reply_when_deleted(self, connection: PluginConnection) -> None:
+        """Reply once links and conntrack entries are deleted: then the plugin releases addresses."""
         await self._detacher.settled()
         connection.send(encode_reply(0, b""))
 
     async def _delete_stray(self, connection: PluginConnection, call: PluginCall) -> None:
-        """The container is unknown: only its interface, if there is one, is left to delete."""
+        """Delete the interface of an unknown container."""
         netlink_fd = connection.fds[1]
         cookie = netns_cookie(netlink_fd)
         await self._detacher.remove_stray(call.ifname, self._open_pod(netlink_fd), cookie)
@@ -389,10 +392,10 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     async def _send_status(self, connection: PluginConnection) -> None:
-        """Whether an ADD could work, as far as that can be known before it.
+        """Reply to STATUS whether ADDs can succeed.
 
-        A node without free addresses or endpoint numbers is full, not broken: an error here makes a kubelet
-        call the whole node unready, and its running pods would be evicted for it.
+        A node without free addresses or endpoint ids is not an error: a kubelet would set the whole node
+        NotReady, and its running pods would be evicted.
         """
         problem = self._attacher.problem()
         if not problem:
@@ -413,7 +416,7 @@ class CniServer:
             )
         connection.send(encode_reply(0, b""))
 
-    def _collect(self, connection: PluginConnection, call: PluginCall) -> None:
+    def _garbage_collect(self, connection: PluginConnection, call: PluginCall) -> None:
         listed = call.conf.valid_attachments
         if isinstance(listed, UnsetType):
             raise CniError(
@@ -422,7 +425,7 @@ class CniServer:
                 code=INVALID_CONFIG,
             )
         valid = {(each.container_id, each.ifname) for each in listed or ()}
-        count = self._detacher.collect(call.conf.name, valid, self._lanes.keys())
+        count = self._detacher.collect(call.conf.name, valid, self._queues.keys())
         self._log.info(
             "attachments of the network garbage-collected",
             network=call.conf.name,
@@ -432,7 +435,9 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: PluginConnection, error: CniError, version: str) -> None:
-        connection.refused = error.action is not PluginAction.ADDRESSES  # which is how each of these begins
+        connection.refused = (
+            error.action is not PluginAction.ADDRESSES
+        )  # the first reply to every delegated ADD
         if connection.refused:
             text = f"{error.message}: {error.details}" if error.details else error.message
             self._log.warning("call refused", code=error.code, error=text)

@@ -1,7 +1,7 @@
-"""cni.sock: connections that bring one packet, with descriptors, and get one back.
+"""The socket cni.sock: each connection sends one packet, with descriptors, and receives one.
 
-Callbacks of the event loop rather than tasks: a pod's ADD is a millisecond of work, and each hop of a task
-would be a tenth of that.
+It uses event loop callbacks instead of tasks: a pod's ADD takes about a millisecond, and each switch between
+tasks would add a tenth of that.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lifecycle.http import clear_socket, turns_of
 
 BACKLOG: Final = 1024
 _PATH_LIMIT: Final = 107
-TURN: Final = 0.001  # seconds of calls, about one, before the loop's others get their turn
-_ASKED: Final = 1.0  # seconds since the last request of the API for which it counts as being asked
-MOST_SILENT: Final = 256
-"""Connections that have sent nothing; of more, the oldest is closed. A plugin sends when it has connected."""
-_PAUSE: Final = 0.05  # seconds without accepting when the process has no descriptors left
-_QUIET: Final = 60.0  # seconds between two lines in the log about that
+TURN_SECONDS: Final = 0.001  # seconds of calls (about one) per iteration of the event loop
+_API_BUSY_SECONDS: Final = 1.0  # seconds after an API request in which the API counts as busy
+MAX_SILENT: Final = 256
+"""Maximum number of connections that have not sent a packet; beyond it, the oldest is closed."""
+_ACCEPT_PAUSE: Final = 0.05  # seconds without accepting after accept() failed for lack of descriptors
+_LOG_INTERVAL: Final = 60.0  # seconds between log lines about it
 _CREDENTIALS: Final = struct.Struct("3i")
 _MAX_FDS: Final = 2
-_CUT: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # as numbers: the enumeration takes 2 µs each time
+_TRUNCATED: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # as int: each IntFlag operation takes 2 µs
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen at ``path``, mode 0600. A stale socket file is replaced.
+    """Listen at ``path`` with mode 0600. A stale socket file is replaced.
 
-    Raises UsageError for a path too long for a socket and HiveError, one line, when another process serves
-    it, when something else is in the way, or when it cannot be made.
+    Raises UsageError for a path too long for a socket, and HiveError if another process serves it, another
+    kind of file exists there, or it cannot be created.
     """
     if len(os.fsencode(path)) > _PATH_LIMIT:
         raise UsageError(
@@ -62,21 +62,21 @@ def listen(path: Path) -> socket.socket:
 
 
 class PluginConnection:
-    """One plugin waiting for its answer."""
+    """A connection of a plugin that waits for its reply."""
 
     __slots__ = ("_socket", "began", "fds", "refused")
 
     def __init__(self, connected: socket.socket, fds: Sequence[int]) -> None:
         self._socket = connected
         self.fds = fds
-        """What came with the request: nothing, or namespace and rtnetlink socket."""
+        """The received descriptors: none, or the namespace and an rtnetlink socket."""
         self.began = time.perf_counter()
-        """When the request came."""
+        """When the request was received."""
         self.refused = False
-        """Whether the answer is an error, or the client has disconnected."""
+        """Whether the reply is an error, or the client has disconnected."""
 
     def send(self, packet: bytes) -> bool:
-        """Send the reply; False when the plugin has disconnected."""
+        """Send the reply; return False if the plugin has disconnected."""
         try:
             self._socket.send(packet, _NO_SIGNAL)
         except OSError:
@@ -84,7 +84,7 @@ class PluginConnection:
         return True
 
     def disconnected(self) -> bool:
-        """Whether the plugin has closed its end."""
+        """Whether the plugin has closed the connection."""
         try:
             return not self._socket.recv(1, _PEEK)
         except BlockingIOError:
@@ -101,7 +101,7 @@ class PluginConnection:
 
 
 class PacketServer:
-    """Accepts connections and hands each, with its packet, to ``handle``, which must close it."""
+    """Accepts connections and passes each, with its packet, to ``handle``, which must close it."""
 
     def __init__(
         self,
@@ -111,26 +111,26 @@ class PacketServer:
         uids: Collection[int] = (0,),
         settle: Callable[[], object] = lambda: None,
     ) -> None:
-        """``settle`` is called when no other request waits: to finish what ``handle`` left unfinished."""
+        """``settle`` is called when no other request waits, to finish work that ``handle`` left pending."""
         self._handle = handle
         self._log = log
         self._uids = frozenset(uids)
         self._settle = settle
         self.unsettled = False
-        """Whether there is one; ``handle`` answers."""
+        """Whether ``handle`` has left work pending; set by ``handle``."""
         self.others = False
-        """Whether others have connected behind the one that is being handled."""
+        """Whether other connections wait while one is handled."""
         self._next: socket.socket | None = None
-        """Accepted, to be heard next."""
+        """The next accepted connection."""
         self._pumping = False
         self._buffer = bytearray(MAX_PACKET)
         self.silent: dict[socket.socket, None] = {}
-        """Connected and yet to send, the oldest first."""
-        self._quiet_until = 0.0
-        self._again: asyncio.TimerHandle | None = None
+        """Connections that have not sent a packet, the oldest first."""
+        self._next_log = 0.0
+        self._accept_timer: asyncio.TimerHandle | None = None
         self._turn_ends: float | None = None
         self._turn_over = asyncio.Event()
-        self._rested = False
+        self._yielded_once = False
 
     def start(self, listener: socket.socket) -> None:
         """Serve on the running event loop until :meth:`stop`."""
@@ -139,12 +139,12 @@ class PacketServer:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Close the listener and who has not sent yet; connections handed over go on.
+        """Close the listener and connections that have not sent; handled connections continue.
 
-        A plugin that was not heard gets ECONNRESET, knows that nothing was done, and tries again.
+        A plugin with a closed connection gets ECONNRESET, so it can retry, as nothing was done.
         """
-        if self._again is not None:
-            self._again.cancel()
+        if self._accept_timer is not None:
+            self._accept_timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._settle()
@@ -156,21 +156,21 @@ class PacketServer:
 
     def _accept(self) -> None:
         while self._has_turn():
-            connected, self._next = self._next or self._take(), None
+            connected, self._next = self._next or self._accept_one(), None
             if connected is None:
                 self._settle()
                 return
-            self._next = self._take()
+            self._next = self._accept_one()
             self.others = self._next is not None or bool(self.silent)
             if not self._receive(connected):
                 self.silent[connected] = None
                 self._loop.add_reader(connected.fileno(), self._readable, connected)
-                if len(self.silent) > MOST_SILENT:
+                if len(self.silent) > MAX_SILENT:
                     self._drop(next(iter(self.silent)))
-        self._come_back()
+        self._schedule_pump()
 
-    def _take(self) -> socket.socket | None:
-        """Who has connected, or None."""
+    def _accept_one(self) -> socket.socket | None:
+        """Accept a connection, or return None."""
         try:
             connected, _ = self._listener.accept()
         except BlockingIOError:
@@ -181,51 +181,54 @@ class PacketServer:
         connected.setblocking(False)
         return connected
 
-    def _come_back(self) -> None:
-        """Continue in the next iteration of the loop, for work that no event announces."""
+    def _schedule_pump(self) -> None:
+        """Continue in the next iteration of the loop, if work is pending that no event signals."""
         if not self._pumping and (self.unsettled or self._next is not None):
             self._pumping = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False
-        if self._listener.fileno() >= 0:  # else stopped meanwhile
+        if self._listener.fileno() >= 0:  # else it has been stopped
             self._accept()
 
     def _wait_for_descriptors(self, error: OSError) -> None:
-        """The socket stays readable (accept(2)): look again in a moment instead of turning in circles."""
-        if self._loop.time() >= self._quiet_until:
-            self._quiet_until = self._loop.time() + _QUIET
+        """Pause accepting. The socket stays readable (accept(2)), so the loop would spin."""
+        if self._loop.time() >= self._next_log:
+            self._next_log = self._loop.time() + _LOG_INTERVAL
             self._log.error("connection on cni.sock not accepted yet", error=str(error))
-        if self._again is None:
+        if self._accept_timer is None:
             self._loop.remove_reader(self._listener.fileno())
-            self._again = self._loop.call_later(_PAUSE, self._go_on)
+            self._accept_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
 
-    def _go_on(self) -> None:
-        self._again = None
+    def _resume_accepting(self) -> None:
+        self._accept_timer = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     async def turn(self) -> None:
-        """Return in a round of the loop that has time for a call: many may have been woken by one thing."""
+        """Wait for an iteration of the loop with time for a call; one event may have resumed many calls."""
         while not self._has_turn():
             await self._turn_over.wait()
 
     def _has_turn(self) -> bool:
-        """Whether there is time for a call in this round of the loop; if not, the loop calls again."""
+        """Whether this iteration of the loop has time for a call; else the loop calls again."""
         now = self._loop.time()
         if self._turn_ends is None:
-            self._turn_ends = now + TURN
+            self._turn_ends = now + TURN_SECONDS
             self._turn_over.clear()
-            self._loop.call_soon(self._end_turn)  # comes first in the next round
+            self._loop.call_soon(self._end_turn)  # runs first in the next iteration
         return now < self._turn_ends
 
     def _end_turn(self) -> None:
-        """In the next round; in the one after that while the API is asked: a request waits for one turn."""
-        if not self._rested and self._loop.time() - turns_of(self._loop).taken_at < _ASKED:
-            self._rested = True
+        """End the turn in the next iteration, or in the one after while API requests arrive.
+
+        An API request then waits for at most one turn.
+        """
+        if not self._yielded_once and self._loop.time() - turns_of(self._loop).taken_at < _API_BUSY_SECONDS:
+            self._yielded_once = True
             self._loop.call_soon(self._end_turn)
             return
-        self._rested = False
+        self._yielded_once = False
         self._turn_ends = None
         self._turn_over.set()
 
@@ -237,10 +240,10 @@ class PacketServer:
         self.others = self._next is not None or bool(self.silent)
         if not self._receive(connected):
             connected.close()
-        self._come_back()
+        self._schedule_pump()
 
     def _receive(self, connected: socket.socket) -> bool:
-        """Read and hand over the packet; False when there is none yet."""
+        """Receive and pass on the packet; return False if there is none yet."""
         try:
             length, ancillary, flags, _ = connected.recvmsg_into(
                 [self._buffer], socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
@@ -255,12 +258,12 @@ class PacketServer:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % 4])
         connection = PluginConnection(connected, fds.tolist())
-        if not length or flags & _CUT or len(fds) not in {0, 2}:
+        if not length or flags & _TRUNCATED or len(fds) not in {0, 2}:
             if length:
                 self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))
             connection.close()
             return True
-        if (uid := _peer_uid(connected)) not in self._uids:  # whatever the file's mode allows
+        if (uid := _peer_uid(connected)) not in self._uids:  # regardless of the file's mode
             self._log.warning("connection on cni.sock refused", uid=uid)
             refusal = CniError(f"cni.sock changes the node: it needs uid 0, the caller has uid {uid}")
             connection.send(encode_reply(1, error_json(refusal, FALLBACK_VERSION)))
@@ -279,7 +282,7 @@ class PacketServer:
 
 
 def _peer_uid(connected: socket.socket) -> int:
-    """The peer's uid (SO_PEERCRED, unix(7))."""
+    """Return the peer's uid (SO_PEERCRED, unix(7))."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(credentials)[1]
     return uid

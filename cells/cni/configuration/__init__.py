@@ -1,7 +1,9 @@
-"""Writes the CNI configuration file: with it the container runtime knows that the node can have pods.
+"""Writes the CNI configuration file, with which the container runtime reports the node's network ready.
 
-Reconciler: the settings become one file, as soon as both sockets serve and not before, and is restored.
-Why:        kubelet takes the file for readiness of the node's network, so it must be true when it appears.
+Reconciler: the settings determine the file. It is written once both sockets serve, and restored after changes
+by others.
+
+Why: kubelet sets the node Ready when the file appears, so pods must be attachable then.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ from lifecycle.settings import read_regular
 __all__ = ["CniConfig", "CniConfigFileSettings", "CniConfigSettings", "cell"]
 
 
-# The container runtime's directory of configurations: our file in it, and the others out of its way.
+# Files in the container runtime's directory of configurations.
 
 MODE: Final = 0o600
 BACKUP: Final = ".cilium_bak"
 OLD_NAME: Final = "05-cilium.conf"
-"""What our file was called before it was a list."""
+"""The file's name in older versions, before it was a conflist."""
 _CONFIGURATIONS: Final = (".conf", ".conflist", ".json")
 
 
 def write_file(path: Path, wanted: bytes) -> bool:
-    """Make the file hold ``wanted``, at once or not at all; False when it did already and was not touched.
+    """Replace the file's contents atomically; return False if they were equal.
 
-    Makes missing directories. Raises OSError.
+    Creates missing directories. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -63,49 +65,49 @@ def write_file(path: Path, wanted: bytes) -> bool:
             return False
     except FileNotFoundError:
         pass
-    fresh = path.with_name(f".{path.name}.new")  # no name a runtime would read
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
+    temporary = path.with_name(f".{path.name}.new")  # runtimes ignore this name
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123  # an open descriptor, with its mode
             os.fchmod(descriptor, MODE)
             file.write(wanted)
             file.flush()
             os.fsync(descriptor)
-        fresh.replace(path)
+        temporary.replace(path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return True
 
 
-def put_aside(own: Path, *, exclusive: bool) -> list[str]:
-    """Rename configurations that would be read instead of ours; their names.
+def rename_others(own: Path, *, exclusive: bool) -> list[str]:
+    """Rename configurations that the runtime would read instead of ours; return their names.
 
-    Our own of an earlier make always, those of others when we are to be alone. Raises OSError.
+    The file of older versions is always renamed, those of others only if ``exclusive``. Raises OSError.
     """
-    aside = []
+    renamed = []
     for path in sorted(own.parent.iterdir()):
         foreign = exclusive and path.suffix in _CONFIGURATIONS and not path.name.startswith(".")
         if path.name == own.name or path.is_dir() or not (foreign or path.name == OLD_NAME):
             continue
         path.replace(path.with_name(path.name + BACKUP))
-        aside.append(path.name)
-    return aside
+        renamed.append(path.name)
+    return renamed
 
 
-# Keeping the CNI configuration file written.
+# Reconciliation of the file.
 
 SETTLE: Final = 0.05
-"""Seconds in which several changes of the directory are one."""
+"""Seconds in which changes of the directory are combined."""
 
 
 @after(CniServer, ApiServed)
 class CniConfig:
-    """Announces the node: its hook lets plugins at the delete queue again, its job writes the file.
+    """Opens the delete queue in its start hook, and writes the configuration file in its job.
 
-    It depends on both servers, so it starts once they accept. A file that cannot be written degrades the
-    module's health and is tried again. When it is to be the only one, the directory is watched: what others
-    put there is renamed, and ours is put back. It stays when the agent stops.
+    It depends on both servers, so it starts once they accept. A failed write degrades the module's health and
+    is retried. If exclusive, it watches the directory: configurations of others are renamed, and ours is
+    restored. The file stays after the agent stops.
     """
 
     def __init__(
@@ -125,11 +127,11 @@ class CniConfig:
         self._queue = queue
         self._health = health
         self._log = log
-        lifecycle.append(Hook("open the delete queue", self._announce))
+        lifecycle.append(Hook("open the delete queue", self._open_queue))
         if settings.write_cni_conf_when_ready:
-            jobs.one_shot("write", self._keep if settings.cni_exclusive else self.write)
+            jobs.one_shot("write", self._maintain if settings.cni_exclusive else self.write)
 
-    async def _announce(self) -> None:
+    async def _open_queue(self) -> None:
         self._queue.release()
         if not self._settings.write_cni_conf_when_ready:
             self._health.ok("CNI configuration management disabled")
@@ -137,12 +139,12 @@ class CniConfig:
     async def write(self) -> None:
         """Write the file if it differs; errors are reported to health and raised."""
         try:
-            written, aside = await to_thread.run_sync(self._write)
+            written, renamed = await to_thread.run_sync(self._write)
         except (OSError, NoTargetError) as error:
             self._health.degraded(f"failed to write CNI configuration file {self._path}: {error}", error)
             raise
         self._health.ok(f"successfully wrote CNI configuration file to {self._path}")
-        for name in aside:
+        for name in renamed:
             self._log.info("renaming non-Cilium CNI configuration file", file=name, to=f"{name}.cilium_bak")
         if written:
             self._log.info("CNI configuration file written", path=str(self._path))
@@ -150,13 +152,13 @@ class CniConfig:
     def _write(self) -> tuple[bool, list[str]]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         written = write_file(self._path, self._contents.read(self._path, self._skipped))
-        return written, put_aside(self._path, exclusive=self._settings.cni_exclusive)
+        return written, rename_others(self._path, exclusive=self._settings.cni_exclusive)
 
     def _skipped(self, what: str) -> None:
         self._log.warning("CNI configuration cannot be read", file=what)
 
-    async def _keep(self) -> None:
-        """Write, and again after every change of the directory, for ever; raises as :meth:`write` does."""
+    async def _maintain(self) -> None:
+        """Write the file, and again after every change of the directory. Never returns; raises as write()."""
         while True:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             async for what in self._changes():
@@ -165,7 +167,10 @@ class CniConfig:
                 await self.write()
 
     async def _changes(self) -> AsyncIterator[str]:
-        """An empty text once the directory is watched, then what changed, until the directory itself goes."""
+        """Yield "" once the directory is watched, then the names of changed files.
+
+        Ends when the directory is removed.
+        """
         from asyncinotify import Inotify, Mask
 
         removed = Mask.DELETE_SELF | Mask.MOVE_SELF
@@ -173,7 +178,7 @@ class CniConfig:
         try:
             inotify = Inotify()
             inotify.add_watch(self._path.parent, removed | changed | Mask.ATTRIB | Mask.ONLYDIR)
-        except OSError as error:  # too many watches on this machine, say: pods need the file all the same
+        except OSError as error:  # e.g. too many inotify watches: pods need the file nevertheless
             await self.write()
             reason = error.strerror or str(error)
             self._health.ok(
@@ -191,28 +196,28 @@ class CniConfig:
                     return
                 names = {str(event.name) for event in events if event.name is not None}
                 if shown := sorted(name for name in names if not name.startswith(".")):
-                    yield ", ".join(shown)  # a name with a dot is our own file on its way
+                    yield ", ".join(shown)  # a name with a dot is our temporary file
 
 
 def chaining_features(settings: CniConfigSettings) -> Member[Collector]:
-    """How our plugin works with others, as a feature in use."""
+    """Return the collector of the chaining mode as a feature."""
     return features("chaining-features", lambda: {"datapath_chaining_enabled": settings.chaining_mode})
 
 
 def contents(settings: CniConfigSettings, agent: AgentConfig) -> ConfigurationContents:
-    """Of this node's file."""
+    """Return the contents of this node's file."""
     return ConfigurationContents(settings, agent.cni_socket, debug=agent.debug)
 
 
 def chaining_mode(settings: CniConfigSettings) -> Member[ChainingMode]:
-    """How our plugin works with others, as the API shows it."""
+    """Return the chaining mode for the API."""
     return ChainingMode(settings.chaining_mode)
 
 
 cell = group(
     module(
         "chaining",
-        "How the CNI plugin works with others",
+        "CNI chaining",
         config(CniConfigSettings),
         provide(chaining_features, chaining_mode, contents),
     ),

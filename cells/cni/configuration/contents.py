@@ -1,4 +1,4 @@
-"""What the CNI configuration file holds."""
+"""Contents of the CNI configuration file, and its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cells.netlink.rows import mac_text, parse_mac
 from lifecycle import Settings
 from lifecycle.settings import read_regular
 
-# The CNI configurations we write ourselves.
+# Templates of the configuration.
 #
 # Source: Cilium 1.17, the CNI configuration manager's templates.
 
@@ -26,30 +26,30 @@ TEMPLATES: Final[dict[str, tuple[str, Callable[[Plugin], list[Plugin]]]]] = {
     "portmap": ("portmap", lambda ours: [ours, PORTMAP]),
     "flannel": ("flannel", lambda ours: [FLANNEL, PORTMAP, ours]),
 }
-"""Chaining mode -> name of the network, and its plugins around ours. Other modes need a target."""
+"""Name of the network and its plugins, by chaining mode. Other modes need a target."""
 
 
 def conflist(mode: str, ours: Plugin) -> str:
-    """Text of the configuration of a mode that has a template."""
+    """Return the configuration of a mode with a template."""
     name, plugins = TEMPLATES[mode]
     if mode == "flannel":
         ours = {"type": ours["type"], "chaining-mode": mode, **ours}
     return json.dumps({"cniVersion": "0.3.1", "name": name, "plugins": plugins(ours)}, indent=2) + "\n"
 
 
-# Another network's configuration with our plugin in it.
+# Insertion of our plugin into another network's configuration.
 #
 # Source: Cilium 1.17, the CNI configuration manager: chaining onto a target.
 
 SUFFIXES: Final = (".conflist", ".conf", ".json", ".cilium_bak")
-"""A configuration that an exclusive agent renamed still counts as a network."""
+"""Suffixes of configurations; a network is still found after an exclusive agent has renamed its file."""
 
 _BLANKS = " \t\r\n"
 _decode = json.JSONDecoder().raw_decode
 
 
 class NoTargetError(Exception):
-    """No configuration of that network is there yet."""
+    """The network's configuration does not exist yet."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -59,10 +59,10 @@ class NoTargetError(Exception):
 
 
 def find_target(directory: Path, network: str, own: str, skipped: Callable[[str], None]) -> str:
-    """The text of the network's configuration, as a list of plugins; ``*`` is the first there is.
+    """Return the network's configuration as a conflist; ``*`` selects the first one.
 
-    Files are taken by name, without ``own``; what cannot be read goes to ``skipped``, a line each.
-    Raises NoTargetError, OSError for the directory.
+    Files are searched in order of their names, except ``own``; ``skipped`` receives the error of each
+    unreadable file. Raises NoTargetError, and OSError for the directory.
     """
     for path in sorted(directory.iterdir()):
         if path.name == own or path.suffix not in SUFFIXES:
@@ -79,20 +79,20 @@ def find_target(directory: Path, network: str, own: str, skipped: Callable[[str]
             continue
         if isinstance(found.get("plugins"), list) and found["plugins"]:
             return text
-        return json.dumps(_listed(found, network), indent=2) + "\n"
+        return json.dumps(_as_conflist(found, network), indent=2) + "\n"
     raise NoTargetError
 
 
-def _listed(single: dict[str, Any], network: str) -> dict[str, Any]:
-    """A configuration of one plugin as a list. It keeps its own name: ``*`` is none."""
+def _as_conflist(single: dict[str, Any], network: str) -> dict[str, Any]:
+    """Convert a configuration of one plugin to a conflist. For ``*`` it keeps its name."""
     name = single["name"] if network == "*" else network
     return {"name": name, "cniVersion": single.get("cniVersion", "0.3.1"), "plugins": [single]}
 
 
 def splice(text: str, ours: Plugin) -> str:
-    """The list with our plugin in the place of an entry of our type, or at the end; else byte for byte.
+    """Insert our plugin in place of an entry of its type, or at the end of the list.
 
-    ``text`` is a JSON object with a non-empty ``plugins``.
+    Other text is unchanged, byte for byte. ``text`` is a JSON object with a non-empty ``plugins``.
     """
     entry = json.dumps(ours)
     end = 0
@@ -103,7 +103,7 @@ def splice(text: str, ours: Plugin) -> str:
 
 
 def _plugins(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Where each entry of ``plugins`` begins and ends in the text, and what it is."""
+    """Yield start, end and value of each entry of ``plugins`` in the text."""
     at = _skip(text, _skip(text, 0) + 1)
     while text[at] != "}":
         key, at = _decode(text, at)
@@ -126,7 +126,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _next(text: str, at: int) -> int:
-    """Past a comma, if there is one."""
+    """Skip a comma, if there is one."""
     at = _skip(text, at)
     return _skip(text, at + 1) if text[at] == "," else at
 
@@ -138,42 +138,42 @@ MAC_MODES = ("", "random", "deterministic")
 
 
 class CniConfigSettings(Settings, frozen=True):
-    """What is in the CNI configuration file for the container runtime."""
+    """Contents of the CNI configuration file."""
 
     read_cni_conf: str = ""
-    """A file to write there unchanged; empty: our own configuration."""
+    """A file to copy unchanged; empty: generate the configuration."""
 
     cni_chaining_mode: str = "none"
-    """How the plugin is chained: none, portmap, flannel, or generic-veth with cni-chaining-target."""
+    """Chaining mode: none, portmap, flannel, or generic-veth with cni-chaining-target."""
 
     cni_chaining_target: str = ""
-    """Name of the network in that directory to add our plugin to; *: the first one."""
+    """Name of the network to add our plugin to, in the same directory; *: the first one."""
 
     cni_log_file: str = "/var/run/cilium/cilium-cni.log"
     """Log file of the plugin, besides stderr."""
 
     cni_mac_addr_mode: str = ""
-    """MAC addresses of pods: random, or deterministic, computed from namespace and name."""
+    """MAC addresses of pods: random, or deterministic, derived from namespace and name."""
 
     cni_fixed_mac: str = ""
     """MAC address of every pod; takes precedence over the mode."""
 
     cni_prefix_mac_map: str = ""
-    """JSON object from pod name prefixes to MAC addresses; the longest match wins, over the mode too."""
+    """JSON object of pod name prefixes and MAC addresses; the longest prefix applies, before the mode."""
 
     @property
     def chaining_mode(self) -> str:
-        """The mode in force: a target alone means generic-veth."""
+        """The effective mode: a target alone means generic-veth."""
         mode = self.cni_chaining_mode.lower() or "none"
         return "generic-veth" if mode == "none" and self.cni_chaining_target else mode
 
     @property
     def chaining_target(self) -> str:
-        """The network our plugin is added to; the mode aws-cni has one of its own."""
+        """The network to add our plugin to; in mode aws-cni, by default ``aws-cni``."""
         return self.cni_chaining_target or ("aws-cni" if self.chaining_mode == "aws-cni" else "")
 
     def mac_keys(self) -> dict[str, object]:
-        """The plugin's settings of MAC addresses: only those that are set."""
+        """Return the plugin's MAC address settings, without unset ones."""
         keys: dict[str, object] = {}
         if self.cni_mac_addr_mode:
             keys["macAddrMode"] = self.cni_mac_addr_mode
@@ -199,9 +199,9 @@ class CniConfigSettings(Settings, frozen=True):
                 "cni-chaining-mode=portmap: leave cni-chaining-target out, since portmap comes behind our own"
                 " link; expected generic-veth to have our plugin behind another one"
             )
-        yield from self._wrong_macs()
+        yield from self._mac_faults()
 
-    def _wrong_macs(self) -> Iterator[str]:
+    def _mac_faults(self) -> Iterator[str]:
         if self.cni_mac_addr_mode not in MAC_MODES:
             yield f"cni-mac-addr-mode={self.cni_mac_addr_mode}: expected random, deterministic, or nothing"
         try:
@@ -217,32 +217,32 @@ class CniConfigSettings(Settings, frozen=True):
 
 
 class CniConfigFileSettings(Settings, frozen=True):
-    """Where the CNI configuration file is, and whether it is the only one."""
+    """Path of the CNI configuration file, and whether others are renamed."""
 
     write_cni_conf_when_ready: str = ""
-    """Path of the CNI configuration file, written once pods can be added; empty: none."""
+    """Path of the CNI configuration file, written when the node can attach pods; empty: none."""
 
     cni_exclusive: bool = False
-    """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
+    """Rename other CNI configurations to *.cilium_bak, and restore ours after changes by others."""
 
     def faults(self) -> Iterable[str]:
         return relative("write-cni-conf-when-ready", self.write_cni_conf_when_ready)
 
 
 def relative(option: str, path: str) -> Iterator[str]:
-    """Why the path is refused, if it is."""
+    """Yield an error if the path is relative."""
     if path and not PurePosixPath(path).is_absolute():
         yield f"{option}={path}: expected an absolute path, or nothing"
 
 
 def _unicast(name: str, text: str) -> bytes:
-    """A MAC an interface can have; raises ValueError."""
+    """Parse a unicast MAC address. Raises ValueError."""
     try:
         mac = parse_mac(text)
     except ValueError as error:
         raise ValueError(f"{name}={text}: expected a MAC address such as aa:bb:cc:00:00:02") from error
     if mac[0] & 1 or mac == bytes(6):
-        raise ValueError(f"{name}={text}: expected the address of one interface, not of a group, not zero")
+        raise ValueError(f"{name}={text}: expected a unicast MAC address other than zero")
     return mac
 
 
@@ -258,13 +258,13 @@ def _prefix_macs(text: str) -> Mapping[str, bytes]:
 
 
 POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
-"""Makes containerd and CRI-O pass the pod's annotations to the plugin; one may name its MAC address."""
+"""Capability for which containerd and CRI-O pass the pod's annotations; one may set the MAC address."""
 
 DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
 
 
 class ConfigurationContents:
-    """The file's contents, by the settings."""
+    """Generates the file's contents from the settings."""
 
     def __init__(self, settings: CniConfigSettings, socket: Path, *, debug: bool = False) -> None:
         self._settings = settings
@@ -272,7 +272,7 @@ class ConfigurationContents:
         self._debug = debug
 
     def plugin(self) -> Plugin:
-        """Our entry; the socket only where the plugin would not look for it."""
+        """Return our plugin's entry; the socket only if it is not the plugin's default."""
         settings, chained = self._settings, bool(self._settings.chaining_target)
         plugin: Plugin = {"type": "cilium-cni"}
         if chained:
@@ -287,9 +287,9 @@ class ConfigurationContents:
         return plugin
 
     def read(self, own: Path, skipped: Callable[[str], None]) -> bytes:
-        """The bytes for the file ``own``. Raises OSError, NoTargetError.
+        """Return the contents of the file ``own``. Raises OSError, NoTargetError.
 
-        ``skipped`` is called for each other configuration that cannot be read.
+        ``skipped`` receives the error of each other configuration that cannot be read.
         """
         settings = self._settings
         if settings.read_cni_conf:

@@ -50,9 +50,9 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
         ({"cni-mac-addr-mode": "Random"}, "cni-mac-addr-mode=Random: expected random, deterministic"),
         (
             {"cni-fixed-mac": "01:00:00:00:00:01"},
-            "cni-fixed-mac=01:00:00:00:00:01: expected the address of one",
+            "cni-fixed-mac=01:00:00:00:00:01: expected a unicast MAC address",
         ),
-        ({"cni-fixed-mac": "00:00:00:00:00:00"}, "not zero"),
+        ({"cni-fixed-mac": "00:00:00:00:00:00"}, "other than zero"),
         ({"cni-fixed-mac": "aa:bb"}, "cni-fixed-mac=aa:bb: expected a MAC address"),
         ({"cni-prefix-mac-map": "{"}, "cni-prefix-mac-map={: expected a JSON object: "),
         ({"cni-prefix-mac-map": '["a"]'}, 'cni-prefix-mac-map=["a"]: expected a JSON object of prefixes'),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni.configuration import CniConfigSettings, put_aside
+from cells.cni.configuration import CniConfigSettings, rename_others
 from cells.cni.configuration.contents import ConfigurationContents, NoTargetError, find_target, splice
 
 LOG = "/var/run/cilium/cilium-cni.log"
@@ -140,12 +140,12 @@ def test_targets_are_taken_by_name_of_file_and_backups_count(tmp_path: Path) -> 
         find_target(tmp_path, "c", "05-cilium.conflist", skipped.append)
 
 
-def test_others_are_put_aside_only_when_we_are_to_be_alone(tmp_path: Path) -> None:
+def test_other_configurations_are_renamed_only_when_we_are_to_be_alone(tmp_path: Path) -> None:
     own = tmp_path / "05-cilium.conflist"
     for name in (own.name, "05-cilium.conf", "10-x.conflist", "z.json", ".10-y.conf.swp", "readme.txt"):
         (tmp_path / name).touch()
     (tmp_path / "dir.conf").mkdir()
-    assert put_aside(own, exclusive=False) == ["05-cilium.conf"]
-    assert put_aside(own, exclusive=True) == ["10-x.conflist", "z.json"]
-    assert put_aside(own, exclusive=True) == []
+    assert rename_others(own, exclusive=False) == ["05-cilium.conf"]
+    assert rename_others(own, exclusive=True) == ["10-x.conflist", "z.json"]
+    assert rename_others(own, exclusive=True) == []
     assert (tmp_path / "10-x.conflist.cilium_bak").exists()

@@ -76,7 +76,7 @@ async def test_a_check_with_a_missing_interface_or_address_fails(served: Harness
     served.node.links.clear()
     assert (await check(served, previous)).message == "cannot find container link eth0"
     served.node.refuse.add("look into pod")
-    assert (await check(served, previous)).message.startswith("unable to look at interface eth0: ")
+    assert (await check(served, previous)).message.startswith("unable to read addresses of interface eth0: ")
 
 
 async def test_addresses_of_other_interfaces_are_not_asked_for(served: Harness) -> None:

@@ -18,11 +18,11 @@ async def test_calls_are_counted_by_command_and_outcome(served: Harness) -> None
     assert (await served.call("GC", pod=None)).code == 1
     (family,) = served.times.families()
     assert family.name == "hive_cni_call_seconds"
-    counts = {what: spread.count for what, spread in served.times.took.items()}
+    counts = {what: durations.count for what, durations in served.times.durations.items()}
     assert counts == {
         ("ADD", "success"): 2,
         ("DEL", "success"): 1,
         ("ADD", "fail"): 1,
         ("GC", "fail"): 1,
     }
-    assert all(0 < spread.sum < 60 for spread in served.times.took.values())
+    assert all(0 < durations.sum < 60 for durations in served.times.durations.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells.cni.transport import TURN, PacketServer, PluginConnection, listen
+from cells.cni.transport import TURN_SECONDS, PacketServer, PluginConnection, listen
 from lifecycle import HiveError, UsageError
 from lifecycle.testing import eventually
 from tests.support.cni_plugin import HEADER, environment
@@ -154,7 +154,7 @@ async def test_many_long_calls_leave_the_loop_to_others_in_between(early: bool, 
 
     def handle(connection: PluginConnection, packet: memoryview) -> None:
         began = time.monotonic()
-        while time.monotonic() - began < TURN:
+        while time.monotonic() - began < TURN_SECONDS:
             pass
         done.append(bytes(packet).decode())
         connection.close()
