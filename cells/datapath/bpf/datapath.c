@@ -18,12 +18,12 @@
 SEC("tc")
 int hive_from_pod(struct __sk_buff *skb)
 {
-	struct passage *passage = passage_begin();
+	struct pod_state *pod_state = pod_state_begin();
 
-	if (!passage)
+	if (!pod_state)
 		return TC_ACT_SHOT;
 	skb->queue_mapping = 0; /* the pod's queue mapping does not apply to the host's devices */
-	return finish(skb, &passage->flow, from_container(skb, passage));
+	return finish(skb, &pod_state->flow, from_container(skb, pod_state));
 }
 
 SEC("tc")
@@ -33,7 +33,7 @@ int hive_from_host(struct __sk_buff *skb)
 	int verdict;
 
 	if (unlikely(host_endpoint())) {
-		verdict = host_guard(skb, &flow, EGRESS);
+		verdict = host_firewall(skb, &flow, EGRESS);
 		if (verdict != TC_ACT_OK)
 			return finish(skb, &flow, verdict);
 		flow = (struct flow){};

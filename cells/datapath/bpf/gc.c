@@ -10,12 +10,12 @@
 #include "gc/walk.h"
 
 /* An entry is alive until the end of the second of its lifetime, as for packets. */
-static __always_inline bool has_ended(const struct ct_entry *entry)
+static __always_inline bool ct_is_expired(const struct ct_entry *entry)
 {
 	return entry->lifetime < walk.now;
 }
 
-#define CT_OVER(key, entry) has_ended(entry)
+#define CT_OVER(key, entry) ct_is_expired(entry)
 
 WALKS(hive_ct_gc_tcp4, cilium_ct4_global, ct4_key, ct_entry, CT_OVER, 1)
 WALKS(hive_ct_gc_any4, cilium_ct_any4_global, ct4_key, ct_entry, CT_OVER, 1)

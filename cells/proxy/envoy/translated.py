@@ -4,8 +4,8 @@ Reconciler: the table ``http-redirects`` in, the table ``inet hive-proxy`` of nf
             while pods have rules for requests to them. What others remove or change comes back.
 Why:        kube-proxy translates the destination in the node's stack, which passes the packet on to the pod's
             link. There the datapath gives it to Envoy by the stack again, under another port of the client
-            (proxied_again() in bpf/proxy/redirect.h): conntrack has the connection already, under the address
-            that the client has asked.
+            (redirect_to_host_ingress() in bpf/proxy/redirect.h): conntrack already has the connection with
+            its original destination.
 Source:     nft(8); kernel net/netfilter/nf_conntrack_proto.c (SO_ORIGINAL_DST), net/ipv4/ip_input.c (early
             demux).
 """

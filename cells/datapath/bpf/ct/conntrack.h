@@ -126,7 +126,7 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 /* Return whether a packet without signs of a reply may be one. For ICMP the type decides: a redirect, for instance, is
  * never a reply.
  */
-static __always_inline bool may_reply(const struct flow *flow)
+static __always_inline bool may_be_reply(const struct flow *flow)
 {
 	return flow->protocol != IPPROTO_ICMP && flow->protocol != IPPROTO_ICMPV6;
 }
@@ -143,7 +143,7 @@ static __always_inline enum ct_status ct_lookup(struct flow *flow, enum directio
 
 	*entry = ct_find(flow, direction, reply, now, family);
 	if (!*entry) {
-		if (!reply && !may_reply(flow))
+		if (!reply && !may_be_reply(flow))
 			return CT_NEW;
 		reply = !reply;
 		*entry = ct_find(flow, direction, reply, now, family);
@@ -164,7 +164,7 @@ static __always_inline enum ct_status ct_lookup_own(struct flow *flow, enum dire
 }
 
 /* Return whether the packet may be the first reply of a connection: SYN+ACK or RST. */
-static __always_inline bool answers_begin(const struct flow *flow)
+static __always_inline bool is_first_reply(const struct flow *flow)
 {
 	if (flow->protocol != IPPROTO_TCP)
 		return false;
@@ -174,7 +174,7 @@ static __always_inline bool answers_begin(const struct flow *flow)
 /* Create the entry of a connection by its first reply: a proxy started it with the address of the pod that the packet
  * is for. Only replies are seen, so their end is the connection's. Returns 0 or a drop reason.
  */
-VERIFIED_ALONE ct_create_answered(struct flow *flow, __u32 now, __u32 family)
+VERIFIED_ALONE ct_create_from_reply(struct flow *flow, __u32 now, __u32 family)
 {
 	if (!flow)
 		return DROP_CT_CREATE_FAILED;

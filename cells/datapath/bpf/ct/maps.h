@@ -130,7 +130,7 @@ static __always_inline struct ct_entry *ct_entry_of(const struct flow *flow, enu
 }
 
 /* Convert a flow's key to the key of its ICMP errors. */
-static __always_inline void ct_relate_tail(struct ct_tail *tail, __u8 family)
+static __always_inline void ct_relate_errors_tail(struct ct_tail *tail, __u8 family)
 {
 	tail->dport = 0;
 	tail->sport = 0;
@@ -141,7 +141,7 @@ static __always_inline void ct_relate_tail(struct ct_tail *tail, __u8 family)
 /* Create or extend the RELATED entry, which accepts ICMP errors between two addresses for as long as any of their flows
  * may live.
  */
-static __always_inline long ct_relate(void *map, const void *key, struct ct_entry *entry, __u32 until)
+static __always_inline long ct_relate_errors(void *map, const void *key, struct ct_entry *entry, __u32 until)
 {
 	struct ct_entry *known = bpf_map_lookup_elem(map, key);
 
@@ -177,8 +177,8 @@ static __always_inline long ct_insert(const struct flow *flow, enum direction di
 		} else {
 			failed = bpf_map_update_elem(&cilium_ct_any4_global, &key, entry, BPF_ANY);
 		}
-		ct_relate_tail(&key.tail, family);
-		return failed ? failed : ct_relate(&cilium_ct_any4_global, &key, entry, until);
+		ct_relate_errors_tail(&key.tail, family);
+		return failed ? failed : ct_relate_errors(&cilium_ct_any4_global, &key, entry, until);
 	} else {
 		struct ct6_key key __attribute__((aligned(8)));
 
@@ -189,7 +189,7 @@ static __always_inline long ct_insert(const struct flow *flow, enum direction di
 		} else {
 			failed = bpf_map_update_elem(&cilium_ct_any6_global, &key, entry, BPF_ANY);
 		}
-		ct_relate_tail(&key.tail, family);
-		return failed ? failed : ct_relate(&cilium_ct_any6_global, &key, entry, until);
+		ct_relate_errors_tail(&key.tail, family);
+		return failed ? failed : ct_relate_errors(&cilium_ct_any6_global, &key, entry, until);
 	}
 }

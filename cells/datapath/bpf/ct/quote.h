@@ -110,9 +110,9 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 /* Look up the flow of the embedded packet, for the endpoint at this end of the error: the receiver of an error sent the
  * embedded packet, the sender received it. Returns NULL if there is none; `*reply`: the embedded packet is a reply.
  */
-static __always_inline struct ct_entry *quoted_flow(context_t *ctx, const struct flow *flow,
-						    enum direction direction, __u32 now, struct quote *quote,
-						    bool *reply, __u8 family)
+static __always_inline struct ct_entry *embedded_ct_entry(context_t *ctx, const struct flow *flow,
+							  enum direction direction, __u32 now, struct quote *quote,
+							  bool *reply, __u8 family)
 {
 	const enum direction quoted = direction == INGRESS ? EGRESS : INGRESS;
 	struct ct_entry *entry;
@@ -131,29 +131,29 @@ static __always_inline struct ct_entry *quoted_flow(context_t *ctx, const struct
 	return entry && entry->lifetime >= now ? entry : NULL;
 }
 
-static __always_inline bool quotes_flow(context_t *ctx, const struct flow *flow, enum direction direction,
-					__u32 now, __u8 family)
+static __always_inline bool is_embedded_flow(context_t *ctx, const struct flow *flow, enum direction direction,
+					     __u32 now, __u8 family)
 {
 	struct quote quote = {};
 	bool reply;
 
-	return quoted_flow(ctx, flow, direction, now, &quote, &reply, family);
+	return embedded_ct_entry(ctx, flow, direction, now, &quote, &reply, family);
 }
 
-VERIFIED_ALONE quotes_flow4(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now)
+VERIFIED_ALONE is_embedded_flow4(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now)
 {
-	return flow ? quotes_flow(ctx, flow, direction, now, FAMILY_IPV4) : false;
+	return flow ? is_embedded_flow(ctx, flow, direction, now, FAMILY_IPV4) : false;
 }
 
-VERIFIED_ALONE quotes_flow6(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now)
+VERIFIED_ALONE is_embedded_flow6(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now)
 {
-	return flow ? quotes_flow(ctx, flow, direction, now, FAMILY_IPV6) : false;
+	return flow ? is_embedded_flow(ctx, flow, direction, now, FAMILY_IPV6) : false;
 }
 
 /* Return whether the error is about a flow of the endpoint. */
-static __always_inline bool is_about_flow(context_t *ctx, const struct flow *flow, enum direction direction,
-					  __u32 now, __u8 family)
+static __always_inline bool is_error_about_flow(context_t *ctx, const struct flow *flow, enum direction direction,
+						__u32 now, __u8 family)
 {
-	return family == FAMILY_IPV4 ? quotes_flow4(ctx, flow, direction, now)
-				     : quotes_flow6(ctx, flow, direction, now);
+	return family == FAMILY_IPV4 ? is_embedded_flow4(ctx, flow, direction, now)
+				     : is_embedded_flow6(ctx, flow, direction, now);
 }

@@ -51,23 +51,24 @@ static __always_inline struct ct_entry *ct_service_find(const struct flow *flow,
 	return entry && entry->lifetime >= now ? entry : NULL;
 }
 
-static __always_inline bool begins(const struct flow *flow)
+static __always_inline bool is_connection_start(const struct flow *flow)
 {
 	return flow->tcp_flags & TCP_SYN && !(flow->tcp_flags & (TCP_RST | TCP_FIN));
 }
 
 /* Return whether the packet may start a flow; without connections (UDP) any packet may. */
-static __always_inline bool may_begin(const struct flow *flow)
+static __always_inline bool may_start_flow(const struct flow *flow)
 {
-	return flow->protocol != IPPROTO_TCP || begins(flow);
+	return flow->protocol != IPPROTO_TCP || is_connection_start(flow);
 }
 
 /* Return whether the packet starts a new connection with the ports of an ended one, after the grace period: then it may
  * get another backend.
  */
-static __always_inline bool ct_service_over(const struct ct_entry *entry, const struct flow *flow, __u32 now)
+static __always_inline bool ct_service_is_reusable(const struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
-	return begins(flow) && entry->rx_closing && entry->last_tx_report + config.ct_service_grace <= now;
+	return is_connection_start(flow) && entry->rx_closing &&
+	       entry->last_tx_report + config.ct_service_grace <= now;
 }
 
 static __always_inline __u32 ct_service_lifetime(const struct ct_entry *entry, const struct flow *flow)
@@ -78,9 +79,9 @@ static __always_inline __u32 ct_service_lifetime(const struct ct_entry *entry, c
 }
 
 /* Update the entry by a client's packet. */
-static __always_inline void ct_service_note(struct ct_entry *entry, struct flow *flow, __u32 now)
+static __always_inline void ct_service_update(struct ct_entry *entry, struct flow *flow, __u32 now)
 {
-	if (entry->rx_closing && begins(flow)) {
+	if (entry->rx_closing && is_connection_start(flow)) {
 		entry->rx_closing = 0;
 		entry->tx_closing = 0;
 		entry->seen_non_syn = 0;

@@ -18,7 +18,7 @@
 
 /* Return whether a program checks the source addresses of packets from the device, or only the node itself sends by it.
  */
-static __always_inline bool checks_sources(__u32 ifindex)
+static __always_inline bool device_checks_sources(__u32 ifindex)
 {
 	const struct node_config *node = node_facts();
 
@@ -51,7 +51,7 @@ static __always_inline int check_source(struct flow *flow, __u8 family)
 /* Get the sender's identity. A local pod's packet arrives here only if the stack did DNAT: our mark shows it, unless
  * another program replaced the mark; the host's own packets have no mark. Returns 0 or a drop reason.
  */
-static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int get_sender_identity(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	const struct address_info *source;
 	__u32 mark = mark_read(skb), device = skb->ingress_ifindex;
@@ -79,7 +79,7 @@ static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow
 		return 0;
 	}
 	flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
-	if (unlikely(device) && !checks_sources(device))
+	if (unlikely(device) && !device_checks_sources(device))
 		return check_source(flow, family);
 	if (likely(!mark))
 		return 0;
@@ -106,28 +106,28 @@ static __always_inline int from_host_ip(struct __sk_buff *skb, struct flow *flow
 		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
 	if (!local) {
-		refused = learn_sender(skb, flow, family);
-		return refused ? DROP(INGRESS, refused) : host_sends_away(skb, flow, family);
+		refused = get_sender_identity(skb, flow, family);
+		return refused ? DROP(INGRESS, refused) : host_to_overlay(skb, flow, family);
 	}
 	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;
-	refused = learn_sender(skb, flow, family);
+	refused = get_sender_identity(skb, flow, family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (answers_pass_stack(flow))
+	if (replies_need_stack(flow))
 		flow->through_stack = true;
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);
-	refused =
-		by_proxy ? admit(flow, ct_now(), family) : ingress_check(skb, flow, use, ct_now(), family, &status);
+	refused = by_proxy ? accept_from_proxy(flow, ct_now(), family)
+			   : ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (gets_proxied(skb, flow, family))
-		return proxied_again(skb, flow);
-	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
-			 family);
+	if (must_pass_to_proxy(skb, flow, family))
+		return redirect_to_host_ingress(skb, flow);
+	return deliver_to_link(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN,
+			       BY_LINK, family);
 }
 
 /* Set the MAC of cilium_net: packets that pass cilium_host enter the host there. */

@@ -16,8 +16,8 @@ static __always_inline int proxy_gets(struct __sk_buff *skb, struct flow *flow, 
 		return DROP(INGRESS, refused);
 	flow->proxy_port = mark_read(skb) >> 16;
 	flow->dnat = mark_read(skb) & MARK_PORT_CHANGED;
-	flow->to_asker = !flow->proxy_port;
-	return ingress_proxied(skb, flow, TRACE_REASON_UNKNOWN, family);
+	flow->to_proxy_client = !flow->proxy_port;
+	return ingress_to_proxy(skb, flow, TRACE_REASON_UNKNOWN, family);
 }
 
 static __always_inline int host_receives(struct __sk_buff *skb, struct flow *flow)

@@ -36,7 +36,7 @@ static __always_inline bool is_host(const struct address *ip, __u8 family)
 /* Return whether an address is link-local, multicast or broadcast (RFC 919, RFC 4291): packets to it are not routed,
  * and here the node receives them.
  */
-static __always_inline bool stays_here(const struct address *ip, __u8 family)
+static __always_inline bool is_link_local_destination(const struct address *ip, __u8 family)
 {
 	__u32 first = bpf_ntohl(ip->words[0]);
 
@@ -48,7 +48,7 @@ static __always_inline bool stays_here(const struct address *ip, __u8 family)
 /* Return whether the node itself receives the packet: its destination is the node's, or one of those above, or the FIB
  * does not forward it (broadcast, anycast). `flow` has the network header.
  */
-VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+VERIFIED_ALONE host_receives_locally(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	const struct address_info *local;
 	struct bpf_fib_lookup fib;
@@ -59,9 +59,9 @@ VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 
 	local = address_lookup(&flow->daddr, family);
 	if (local)
 		return local->flags & ADDRESS_IS_HOST;
-	if (stays_here(&flow->daddr, family))
+	if (is_link_local_destination(&flow->daddr, family))
 		return true;
-	found = fib_ask_for(skb, &fib, &flow->saddr, &flow->daddr, 0, family);
+	found = fib_next_hop_for_length(skb, &fib, &flow->saddr, &flow->daddr, 0, family);
 	return found < 0 || found == BPF_FIB_LKUP_RET_NOT_FWDED || found == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
@@ -73,8 +73,8 @@ VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 
 /* Return whether the node needs the packet regardless of policy: neighbour discovery, multicast membership, and DHCP
  * (RFC 2131, RFC 8415). DHCP renewals with existing addresses are replies of flows.
  */
-static __always_inline bool configures_host(const struct flow *flow, enum direction direction, bool readable,
-					    __u8 family)
+static __always_inline bool is_host_configuration(const struct flow *flow, enum direction direction, bool readable,
+						  __u8 family)
 {
 	__u16 from = bpf_ntohs(flow->sport), to = bpf_ntohs(flow->dport);
 
@@ -122,7 +122,7 @@ static __always_inline int host_policy_verdict(struct __sk_buff *skb, struct flo
 }
 
 /* Evaluate a packet to the node from a pod, or from another node by tunnel. `flow` has the sender's identity. */
-VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
+VERIFIED_ALONE host_ingress_policy(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
 	if (!flow)
 		return DROP_INVALID;
@@ -131,38 +131,38 @@ VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
 	return host_policy_verdict(skb, flow, INGRESS, true, family);
 }
 
-VERIFIED_ALONE host_reached(struct __sk_buff *skb, struct flow *flow, __u32 family)
+VERIFIED_ALONE host_is_destination(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
-	return flow && host_takes(skb, flow, family);
+	return flow && host_receives_locally(skb, flow, family);
 }
 
-#define NOT_THE_HOSTS 0x100
+#define NOT_FOR_HOST 0x100
 
-/* Evaluate a packet to the node; NOT_THE_HOSTS if it is not for the node. */
-static __always_inline int host_guards(struct __sk_buff *skb, struct flow *flow, __u8 family)
+/* Evaluate a packet to the node; NOT_FOR_HOST if it is not for the node. */
+static __always_inline int host_ingress_check(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
-	if (!host_reached(skb, flow, family))
-		return NOT_THE_HOSTS;
-	if (unlikely(flow->related) && is_about_flow(skb, flow, INGRESS, ct_now(), family))
+	if (!host_is_destination(skb, flow, family))
+		return NOT_FOR_HOST;
+	if (unlikely(flow->related) && is_error_about_flow(skb, flow, INGRESS, ct_now(), family))
 		return 0;
-	return host_asks(skb, flow, family);
+	return host_ingress_policy(skb, flow, family);
 }
 
 /* Evaluate a packet from a native device; 0 also if it is not for the node. Packets that cannot be parsed are left to
  * the stack.
  */
-static __always_inline int to_host(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int host_device_check(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
 
-	if (refused || !host_takes(skb, flow, family))
+	if (refused || !host_receives_locally(skb, flow, family))
 		return 0;
 	refused = parse_payload(skb, flow, true, family);
 	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
 		return refused;
-	if (configures_host(flow, INGRESS, !refused, family))
+	if (is_host_configuration(flow, INGRESS, !refused, family))
 		return 0;
-	if (unlikely(flow->related) && is_about_flow(skb, flow, INGRESS, ct_now(), family))
+	if (unlikely(flow->related) && is_error_about_flow(skb, flow, INGRESS, ct_now(), family))
 		return 0;
 	flow->source_identity = nodeport_client_identity(flow, family);
 	flow->destination = host_endpoint();
@@ -173,7 +173,7 @@ static __always_inline int to_host(struct __sk_buff *skb, struct flow *flow, __u
 /* Return whether the mark shows that the node is not the sender, so that policy was enforced already: pods, proxies,
  * forwarded NodePort packets; or tunnel packets, of which the inner packet counts.
  */
-static __always_inline bool is_others(__u32 mark)
+static __always_inline bool is_from_others(__u32 mark)
 {
 	switch (mark & MARK_KIND) {
 	case MARK_TO_PROXY:
@@ -188,11 +188,11 @@ static __always_inline bool is_others(__u32 mark)
 }
 
 /* Evaluate a packet to a native device or a pod; 0 also if the node is not the sender. */
-static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int host_egress_check(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused;
 
-	if (is_others(mark_read(skb)))
+	if (is_from_others(mark_read(skb)))
 		return 0;
 	refused = parse_network(skb, flow, family);
 	if (refused || is_host(&flow->daddr, family))
@@ -202,9 +202,9 @@ static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow,
 	refused = parse_payload(skb, flow, true, family);
 	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
 		return refused;
-	if (configures_host(flow, EGRESS, !refused, family))
+	if (is_host_configuration(flow, EGRESS, !refused, family))
 		return 0;
-	if (unlikely(flow->related) && is_about_flow(skb, flow, EGRESS, ct_now(), family))
+	if (unlikely(flow->related) && is_error_about_flow(skb, flow, EGRESS, ct_now(), family))
 		return 0;
 	flow->source = host_endpoint();
 	flow->source_identity = IDENTITY_HOST;
@@ -214,37 +214,37 @@ static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow,
 	return host_policy_verdict(skb, flow, EGRESS, !refused, family);
 }
 
-VERIFIED_ALONE host4_gets(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE host4_device_check(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? to_host(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? host_device_check(skb, flow, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE host6_gets(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE host6_device_check(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? to_host(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? host_device_check(skb, flow, FAMILY_IPV6) : DROP_INVALID;
 }
 
-VERIFIED_ALONE host4_leaves(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE host4_egress_check(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? host_leaves(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? host_egress_check(skb, flow, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE host6_leaves(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE host6_egress_check(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? host_leaves(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? host_egress_check(skb, flow, FAMILY_IPV6) : DROP_INVALID;
 }
 
 /* Enforce the host policy; returns the verdict. `flow` is an output. */
-static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, enum direction direction)
+static __always_inline int host_firewall(struct __sk_buff *skb, struct flow *flow, enum direction direction)
 {
 	__be16 protocol = packet_protocol(skb);
 	int refused = 0;
 
 	*flow = (struct flow){};
 	if (protocol == bpf_htons(ETH_P_IP))
-		refused = direction == INGRESS ? host4_gets(skb, flow) : host4_leaves(skb, flow);
+		refused = direction == INGRESS ? host4_device_check(skb, flow) : host4_egress_check(skb, flow);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
-		refused = direction == INGRESS ? host6_gets(skb, flow) : host6_leaves(skb, flow);
+		refused = direction == INGRESS ? host6_device_check(skb, flow) : host6_egress_check(skb, flow);
 	else if (direction == INGRESS && protocol != bpf_htons(ETH_P_ARP)) /* may contain IP */
 		refused = bpf_ntohs(protocol) < ETH_TYPE_MIN ? DROP_UNSUPPORTED_L2 : DROP_UNKNOWN_L3;
 	return refused ? DROP(direction, refused) : TC_ACT_OK;

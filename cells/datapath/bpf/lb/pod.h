@@ -39,21 +39,21 @@ static __always_inline __u32 lb_assign_backend(union lb_key *key, const struct l
 	struct ct_entry *entry = ct_service_find(flow, now, family);
 	__u32 number, affine;
 
-	if (entry && ct_service_over(entry, flow, now))
+	if (entry && ct_service_is_reusable(entry, flow, now))
 		entry = NULL;
 	if (entry && entry->rev_nat_index == service->rev_nat_index) {
 		number = entry->backend_id;
 		/* A terminating backend keeps its connections and gets no new ones. */
 		if (lb_lookup_backend(number, backend, family) &&
-		    (backend->state == LB_BACKEND_ACTIVE || !begins(flow))) {
-			ct_service_note(entry, flow, now);
+		    (backend->state == LB_BACKEND_ACTIVE || !is_connection_start(flow))) {
+			ct_service_update(entry, flow, now);
 			return number;
 		}
 	}
 	affine = lb_lookup_affinity(service, flow, now, family);
 	number = affine;
 	if (!number || !lb_lookup_backend(number, backend, family) ||
-	    (backend->state != LB_BACKEND_ACTIVE && may_begin(flow))) {
+	    (backend->state != LB_BACKEND_ACTIVE && may_start_flow(flow))) {
 		number = lb_select_backend(key, service, flow, own, family);
 		if (!number || !lb_lookup_backend(number, backend, family))
 			return 0;
@@ -63,7 +63,7 @@ static __always_inline __u32 lb_assign_backend(union lb_key *key, const struct l
 	if (entry) {
 		entry->backend_id = number;
 		entry->rev_nat_index = service->rev_nat_index;
-		ct_service_note(entry, flow, now);
+		ct_service_update(entry, flow, now);
 		return number;
 	}
 	return ct_service_create(flow, number, service->rev_nat_index, now, family) ? 0 : number;

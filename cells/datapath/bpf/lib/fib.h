@@ -13,8 +13,9 @@
 /* Look up the next hop from `source` to `destination` for a packet of `length` bytes from the network header on (0: do
  * not check the MTU). Returns BPF_FIB_LKUP_RET_* or a negative errno.
  */
-static __always_inline long fib_ask_for(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
-					const struct address *destination, __u32 length, __u8 family)
+static __always_inline long fib_next_hop_for_length(context_t *ctx, struct bpf_fib_lookup *fib,
+						    const struct address *source, const struct address *destination,
+						    __u32 length, __u8 family)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = packet_ifindex(ctx);
@@ -34,12 +35,12 @@ static __always_inline long fib_ask_for(context_t *ctx, struct bpf_fib_lookup *f
 /* Look up with the packet's own length. It is passed explicitly, because the kernel would include an Ethernet header
  * even for devices without one.
  */
-static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
-				    const struct address *destination, __u8 family)
+static __always_inline long fib_next_hop(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
+					 const struct address *destination, __u8 family)
 {
 	__u32 length = packet_segment(ctx) ? 0 : packet_length(ctx) - LINK_HLEN;
 
-	return fib_ask_for(ctx, fib, source, destination, length, family);
+	return fib_next_hop_for_length(ctx, fib, source, destination, length, family);
 }
 
 static __always_inline mac_t fib_mac(const __u8 mac[6])

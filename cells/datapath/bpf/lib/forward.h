@@ -5,12 +5,12 @@
 #include "lib/fib.h"
 
 /* Write the next hop's MACs and decrement the hop limit; false if the packet cannot be accessed. */
-static __always_inline bool fib_hop(context_t *ctx, const struct bpf_fib_lookup *fib, __u8 family)
+static __always_inline bool fib_rewrite(context_t *ctx, const struct bpf_fib_lookup *fib, __u8 family)
 {
 	return hop(ctx, fib_mac(fib->smac), fib_mac(fib->dmac), family);
 }
 
-/* Redirect a packet after fib_hop(); without a neighbour entry the kernel resolves the MAC. Returns the verdict. */
+/* Redirect a packet after fib_rewrite(); without a neighbour entry the kernel resolves the MAC. Returns the verdict. */
 static __always_inline int fib_redirect(const struct bpf_fib_lookup *fib, long found, __u8 family)
 {
 	struct bpf_redir_neigh next = { .nh_family = fib->family };

@@ -11,7 +11,7 @@
 #define MARK_KIND 0x0f00
 #define MARK_TRANSLATED 0x0100 /* the stack (kube-proxy, for example) did DNAT */
 #define MARK_TO_PROXY 0x0200 /* for a local proxy; its port is in bits 16 to 31 */
-#define MARK_PORT_CHANGED 0x01 /* with MARK_TO_PROXY: see proxied_again() */
+#define MARK_PORT_CHANGED 0x01 /* with MARK_TO_PROXY: see redirect_to_host_ingress() */
 #define MARK_SNAT_DONE 0x0300 /* SNAT is done: not again at the next device */
 #define MARK_OVERLAY 0x0400 /* encapsulated: no SNAT at egress */
 #define MARK_INGRESS_PROXY 0x0a00 /* from an L7 proxy that enforced ingress policy */

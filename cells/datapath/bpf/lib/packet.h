@@ -70,7 +70,7 @@ struct flow {
 	bool by_proxy; /* a proxy sent it with its source's address, and it is not a reply to a client of the proxy */
 	bool proxied; /* a reply of a flow that was redirected to a proxy */
 	bool dnat; /* the stack did DNAT */
-	bool to_asker; /* the proxy connected with the pod's address and waits for this reply */
+	bool to_proxy_client; /* the proxy connected with the pod's address and waits for this reply */
 	bool for_proxies; /* received on a device that may receive replies to proxies */
 	__be16 rev_nat_index; /* of the service it was sent to */
 	bool fragmented;

@@ -37,7 +37,7 @@ static __always_inline void ttl_decrement(struct iphdr *ip)
 }
 
 /* Decrement the hop limit; false if the packet cannot be accessed. */
-static __always_inline bool lose_hop(context_t *ctx, __u8 family)
+static __always_inline bool decrement_hop(context_t *ctx, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
 		struct iphdr *ip = packet_ipv4(ctx);
@@ -60,7 +60,7 @@ static __always_inline bool hop(context_t *ctx, mac_t source, mac_t destination,
 {
 	struct ethernet *eth;
 
-	if (!lose_hop(ctx, family) || packet_frame(ctx))
+	if (!decrement_hop(ctx, family) || packet_frame(ctx))
 		return false;
 	eth = packet_eth(ctx);
 	if (!eth)

@@ -21,7 +21,7 @@ static __always_inline bool nat4_flow_alive(const struct ct4_key *out)
 		entry = bpf_map_lookup_elem(&cilium_ct4_global, &key);
 	else
 		entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key);
-	return entry && !has_ended(entry);
+	return entry && !ct_is_expired(entry);
 }
 
 static __always_inline bool nat6_flow_alive(const struct ct6_key *out)
@@ -35,7 +35,7 @@ static __always_inline bool nat6_flow_alive(const struct ct6_key *out)
 		entry = bpf_map_lookup_elem(&cilium_ct6_global, &key);
 	else
 		entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key);
-	return entry && !has_ended(entry);
+	return entry && !ct_is_expired(entry);
 }
 
 /* Return whether the flow, or the reverse flow (DSR: the backend's replies have the NAT entry), has a live one. */

@@ -64,14 +64,14 @@ static __always_inline int device_in(struct __sk_buff *skb)
 		if (verdict)
 			return verdict < 0 ? finish(skb, &flow, DROP(INGRESS, -verdict)) : TC_ACT_OK;
 	}
-	verdict = ipsec() ? device_decrypts(skb) : UNDECIDED;
+	verdict = ipsec() ? device_decrypt(skb) : UNDECIDED;
 	if (verdict != UNDECIDED)
 		return finish(skb, &flow, verdict);
 	verdict = from_netdev(skb, &flow);
 	if (verdict == TC_ACT_OK)
-		verdict = pass_to_asking_proxy(skb, &flow);
+		verdict = pass_reply_to_proxy(skb, &flow);
 	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
-		verdict = host_guard(skb, &flow, INGRESS);
+		verdict = host_firewall(skb, &flow, INGRESS);
 	return finish(skb, &flow, verdict);
 }
 
@@ -81,12 +81,12 @@ static __always_inline int device_out(struct __sk_buff *skb)
 	int verdict;
 
 	if (unlikely(host_endpoint())) {
-		verdict = host_guard(skb, &flow, EGRESS);
+		verdict = host_firewall(skb, &flow, EGRESS);
 		if (verdict != TC_ACT_OK)
 			return finish(skb, &flow, verdict);
 		flow = (struct flow){};
 	}
-	verdict = ipsec() ? device_meets_xfrm(skb) : device_encrypts(skb);
+	verdict = ipsec() ? device_check_unencrypted(skb) : device_encrypt(skb);
 	if (verdict != UNDECIDED)
 		return finish(skb, &flow, verdict);
 	return finish(skb, &flow, to_netdev(skb, &flow));

@@ -107,7 +107,7 @@ static __always_inline enum masquerade masquerade_of(struct flow *flow, const st
 }
 
 /* Return whether a pod's flow uses the source port of this flow of the node. */
-static __always_inline bool node_collides(const struct flow *flow, __u8 family)
+static __always_inline bool node_port_collides(const struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;
 	union nat_key key;
@@ -149,9 +149,9 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 /* Masquerade a packet if required; returns the verdict. `parsed`: the transport header was parsed, with the result
  * `refused`. `gateway`: this node is the packet's egress gateway.
  */
-static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow *flow,
-					      const struct device_config *device, bool parsed, bool gateway,
-					      int refused, __u8 family)
+static __always_inline int device_masquerade(struct __sk_buff *skb, struct flow *flow,
+					     const struct device_config *device, bool parsed, bool gateway,
+					     int refused, __u8 family)
 {
 	enum masquerade kind = MASQUERADE_POD;
 	struct address own;
@@ -169,7 +169,7 @@ static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow
 		refused = parse_payload(skb, flow, true, family);
 	if (kind == MASQUERADE_NODE) {
 		/* Packets of the node that cannot be parsed, and ICMP errors, collide with no pod's flow. */
-		if (refused || flow->related || !node_collides(flow, family))
+		if (refused || flow->related || !node_port_collides(flow, family))
 			return TC_ACT_OK;
 		flow->source_identity = IDENTITY_HOST;
 	}
@@ -204,12 +204,12 @@ static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow
 			return verdict;
 		gateway = verdict == GATEWAY_LOCAL;
 	}
-	verdict = device_masquerades(skb, flow, device, serves, gateway, refused, family);
+	verdict = device_masquerade(skb, flow, device, serves, gateway, refused, family);
 	return gateway && verdict == TC_ACT_OK ? gateway_redirect(skb, flow) : verdict;
 }
 
 /* Return whether the packet is already translated or encapsulated. */
-static __always_inline bool is_done(__u32 mark)
+static __always_inline bool is_translated_or_encapsulated(__u32 mark)
 {
 	return (mark & MARK_KIND) == MARK_SNAT_DONE || (mark & MARK_KIND) == MARK_OVERLAY;
 }
@@ -220,7 +220,7 @@ static __always_inline int to_netdev(struct __sk_buff *skb, struct flow *flow)
 	__u32 ifindex = skb->ifindex;
 	__be16 protocol;
 
-	if (is_done(mark_read(skb)))
+	if (is_translated_or_encapsulated(mark_read(skb)))
 		return TC_ACT_OK;
 	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
 	if (!device)

@@ -19,7 +19,8 @@
 /* Return whether packets of this sender are encrypted: pods', proxies', and with node encryption the node's. Forwarded
  * packets from outside the cluster are not.
  */
-static __always_inline bool encrypts_from(const struct encryption_config *encryption, __u32 identity, __u32 mark)
+static __always_inline bool is_encrypted_sender(const struct encryption_config *encryption, __u32 identity,
+						__u32 mark)
 {
 	__u32 kind = mark & MARK_KIND;
 
@@ -33,7 +34,7 @@ static __always_inline bool encrypts_from(const struct encryption_config *encryp
 /* Return whether the packet is a neighbour solicitation or advertisement (RFC 4861) of the node, which must not be
  * encrypted.
  */
-static __always_inline bool finds_link(struct __sk_buff *skb, const struct flow *flow, __u32 identity)
+static __always_inline bool is_neighbour_discovery(struct __sk_buff *skb, const struct flow *flow, __u32 identity)
 {
 	__u8 type;
 
@@ -43,7 +44,7 @@ static __always_inline bool finds_link(struct __sk_buff *skb, const struct flow 
 }
 
 /* Return whether strict mode allows the packet to leave unencrypted. */
-static __always_inline bool strict_allows(const struct encryption_config *encryption, const struct flow *flow)
+static __always_inline bool strict_mode_allows(const struct encryption_config *encryption, const struct flow *flow)
 {
 	const struct node_config *node = node_facts();
 	__be32 source = flow->saddr.words[0], destination = flow->daddr.words[0], mask = encryption->strict_mask;
@@ -115,14 +116,14 @@ static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow,
 		return strict ? DROP(EGRESS, DROP_INVALID) : UNDECIDED;
 	to = ipcache_lookup(&flow->daddr, family);
 	identity = identity_at(&flow->saddr, family);
-	if (to && to->key && encrypts_from(encryption, identity, mark) &&
-	    !(family == FAMILY_IPV6 && finds_link(skb, flow, identity)))
+	if (to && to->key && is_encrypted_sender(encryption, identity, mark) &&
+	    !(family == FAMILY_IPV6 && is_neighbour_discovery(skb, flow, identity)))
 		return bpf_redirect(encrypting_device(encryption, flow, to, family), 0);
-	return strict && !strict_allows(encryption, flow) ? DROP(EGRESS, DROP_UNENCRYPTED) : UNDECIDED;
+	return strict && !strict_mode_allows(encryption, flow) ? DROP(EGRESS, DROP_UNENCRYPTED) : UNDECIDED;
 }
 
 /* Encrypt a packet to a native device if required; returns the verdict, or UNDECIDED if it may leave unencrypted. */
-VERIFIED_ALONE device_encrypts(struct __sk_buff *skb)
+VERIFIED_ALONE device_encrypt(struct __sk_buff *skb)
 {
 	const struct encryption_config *encryption = encryption_facts();
 	struct flow flow = {};

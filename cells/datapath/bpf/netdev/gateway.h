@@ -55,7 +55,7 @@ static __always_inline __be32 gateway_node(const struct flow *flow)
 	if (!gateway_tunnel() || !is_outside(flow->destination_identity))
 		return 0;
 	value = gateway_policy(flow);
-	if (likely(!value) || unlikely(forges_tunnel(flow)))
+	if (likely(!value) || unlikely(imitates_tunnel(flow)))
 		return 0;
 	if (value->gateway_ip == EGRESS_NO_GATEWAY)
 		return GATEWAY_NONE;
@@ -142,7 +142,7 @@ VERIFIED_ALONE gateway_reply(struct __sk_buff *skb, struct flow *flow, __u32 now
 		ct_find(flow, INGRESS, true, now, FAMILY_IPV4);
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);
-	if (!lose_hop(skb, FAMILY_IPV4))
+	if (!decrement_hop(skb, FAMILY_IPV4))
 		return DROP(INGRESS, DROP_INVALID);
 	flow->source_identity = IDENTITY_WORLD;
 	return tunnel_send(skb, flow, tunnel, info->tunnel_endpoint, TRACE_REASON_UNKNOWN, FAMILY_IPV4);
@@ -158,7 +158,7 @@ VERIFIED_ALONE gateway_redirect(struct __sk_buff *skb, const struct flow *flow)
 
 	if (!flow)
 		return DROP(EGRESS, DROP_INVALID);
-	found = fib_ask(skb, &fib, &flow->saddr, &flow->daddr, FAMILY_IPV4);
+	found = fib_next_hop(skb, &fib, &flow->saddr, &flow->daddr, FAMILY_IPV4);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP(EGRESS, DROP_NO_FIB);
 	here = fib.ifindex == skb->ifindex && (!LINK_HLEN || found == BPF_FIB_LKUP_RET_SUCCESS);

@@ -23,8 +23,8 @@
 /* Handle a packet to a service, or an ICMP error to one of its backends; returns the verdict, or UNDECIDED for other
  * packets.
  */
-static __always_inline int device_serves(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
-					 __u32 now, __u8 family)
+static __always_inline int device_load_balance(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					       __u32 now, __u8 family)
 {
 	int verdict, refused;
 
@@ -37,7 +37,7 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 	}
 	if (!lb_can_balance(flow))
 		return UNDECIDED;
-	if (unlikely(answers_into_tunnel(flow)))
+	if (unlikely(reply_imitates_tunnel(flow)))
 		return UNDECIDED;
 	verdict = family == FAMILY_IPV4 ? lb4_from_external(ctx, flow, now) : lb6_from_external(ctx, flow, now);
 	if (!verdict)
@@ -110,7 +110,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 	if (own) {
 		if (unlikely(handed))
 			return resume_xdp(ctx, flow, own, handed, now, family);
-		verdict = device_serves(ctx, flow, own, now, family);
+		verdict = device_load_balance(ctx, flow, own, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}

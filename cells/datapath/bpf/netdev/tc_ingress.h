@@ -68,7 +68,7 @@ static __always_inline int check_local_source(context_t *ctx, struct flow *flow,
 /* Return whether a proxy has the connection of an external client. The stack would find the proxy's socket first (early
  * demux), and drop the packet, because it is to be forwarded to the pod.
  */
-static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
+static __always_inline bool device_has_proxy(const struct flow *flow, __u8 family)
 {
 	const struct ct_entry *entry;
 
@@ -91,7 +91,7 @@ static __always_inline int deliver_to_pod(context_t *ctx, struct flow *flow, __u
 {
 	const struct address_info *local;
 
-	if (flow->ttl <= 1 || (!host_routing() && !device_proxied(flow, family)))
+	if (flow->ttl <= 1 || (!host_routing() && !device_has_proxy(flow, family)))
 		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
 	if (!local || local->flags & ADDRESS_IS_HOST || unlikely(!is_routable(&flow->saddr, family)))

@@ -19,7 +19,7 @@ static __always_inline __u32 nodeport_client_identity(const struct flow *flow, _
 static __always_inline bool is_routed_by_host(const struct address_info *local)
 {
 	__u32 epoch;
-	const struct endpoint_config *pod = link_owner(local->ifindex, &epoch);
+	const struct endpoint_config *pod = link_endpoint(local->ifindex, &epoch);
 
 	return pod && pod->flags & ENDPOINT_ROUTED_BY_HOST;
 }
@@ -35,7 +35,7 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 		return TC_ACT_OK;
 	flow->source_identity = nodeport_client_identity(flow, family);
 	if (is_routed_by_host(local)) {
-		verdict = past_stack_to_proxy(ctx, flow, local, false, now, family);
+		verdict = redirect_proxy_flow(ctx, flow, local, false, now, family);
 		return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 	}
 	flow->destination = local->endpoint_id;
@@ -45,9 +45,9 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 	refused = ingress_check(ctx, flow, use, now, family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (is_proxys(flow)) /* the proxy's replies get reverse NAT in nodeport_to_netdev() */
-		return ingress_proxied(ctx, flow, status, family);
-	return hand_over(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+	if (is_for_proxy(flow)) /* the proxy's replies get reverse NAT in nodeport_to_netdev() */
+		return ingress_to_proxy(ctx, flow, status, family);
+	return deliver_to_link(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
 VERIFIED_ALONE nodeport4_deliver(context_t *ctx, struct flow *flow, const struct address_info *local, __u32 now)

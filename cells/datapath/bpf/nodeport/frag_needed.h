@@ -25,7 +25,8 @@ static __always_inline __u32 exceeded_mtu(context_t *ctx, const struct flow *flo
 		return 0;
 	if (segment)
 		length = flow->l4 - LINK_HLEN + sizeof(struct udphdr) + segment + more;
-	if (fib_ask_for(ctx, &fib, &flow->saddr, &flow->daddr, length, family) != BPF_FIB_LKUP_RET_FRAG_NEEDED)
+	if (fib_next_hop_for_length(ctx, &fib, &flow->saddr, &flow->daddr, length, family) !=
+	    BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return 0;
 	return fib.mtu_result;
 }

@@ -12,13 +12,13 @@
 static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction, __u8 family)
 {
 	struct bpf_fib_lookup fib;
-	long found = fib_ask(ctx, &fib, &flow->saddr, &flow->daddr, family);
+	long found = fib_next_hop(ctx, &fib, &flow->saddr, &flow->daddr, family);
 
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return DROP(direction, DROP_NO_FIB);
 	if (flow->ttl <= 1)
 		return DROP(direction, DROP_TTL_EXCEEDED);
-	return fib_hop(ctx, &fib, family) ? fib_redirect(&fib, found, family) : DROP(direction, DROP_INVALID);
+	return fib_rewrite(ctx, &fib, family) ? fib_redirect(&fib, found, family) : DROP(direction, DROP_INVALID);
 }
 
 /* Send by tunnel to `node`, or natively if it is 0; returns the verdict. */
@@ -38,7 +38,7 @@ static __always_inline int nodeport_send(context_t *ctx, struct flow *flow, __be
 	}
 	if (flow->ttl <= 1)
 		return DROP(EGRESS, DROP_TTL_EXCEEDED);
-	if (!lose_hop(ctx, family))
+	if (!decrement_hop(ctx, family))
 		return DROP(EGRESS, DROP_INVALID);
 	return tunnel_send(ctx, flow, tunnel, node, TRACE_REASON_UNKNOWN, family);
 }

@@ -22,7 +22,7 @@ static __always_inline int nodeport_redirect_reply(context_t *ctx, const struct 
 
 	if (!nodeport_lookup_frontend(flow, entry, &service, family))
 		return UNDECIDED;
-	found = fib_ask(ctx, &fib, &service.address, &flow->daddr, family);
+	found = fib_next_hop(ctx, &fib, &service.address, &flow->daddr, family);
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
 	    fib.ifindex == packet_ifindex(ctx) || !bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return UNDECIDED;

@@ -15,7 +15,7 @@ static __always_inline int to_overlay(struct __sk_buff *skb)
 	struct node_key node;
 
 	/* Without a tunnel key: the kernel's own packets, such as MLD reports, which the device drops. */
-	if (tunnel_brought(skb, &key, &node))
+	if (tunnel_read_key(skb, &key, &node))
 		return TC_ACT_OK;
 	mark_write(skb, MARK_OVERLAY | key.tunnel_id << 16 | (key.tunnel_id >> 16 & 0xff));
 	return TC_ACT_OK;

@@ -53,8 +53,8 @@ static __always_inline bool in_other_pod_network(const struct address *ip, __u8 
  * unencrypted, because no pod of another node can have the address (packets to nodes are not encrypted), or a drop.
  * `to` is the destination's ipcache entry; `tunnelled`: the packet would use the tunnel.
  */
-static __always_inline int in_clear(const struct flow *flow, const struct ipcache_info *to, bool tunnelled,
-				    __u8 family)
+static __always_inline int check_unencrypted(const struct flow *flow, const struct ipcache_info *to, bool tunnelled,
+					     __u8 family)
 {
 	if (to && is_remote_node(to->identity))
 		return UNDECIDED;
@@ -74,7 +74,7 @@ static __always_inline int encrypt_mark(struct __sk_buff *skb, const struct flow
 	__u32 key, number;
 
 	if (!to || !to->key || !to->tunnel_endpoint)
-		return in_clear(flow, to, tunnelled, family);
+		return check_unencrypted(flow, to, tunnelled, family);
 	key = shared_key(to->key);
 	if (!key)
 		return DROP(EGRESS, DROP_UNENCRYPTED);

@@ -23,7 +23,7 @@
 
 /* Return whether the identity is unknown here: nodes that allocate identities by themselves share only reserved ones.
  */
-static __always_inline bool means_nothing(__u32 identity)
+static __always_inline bool is_unknown_identity(__u32 identity)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
 
@@ -31,10 +31,10 @@ static __always_inline bool means_nothing(__u32 identity)
 }
 
 /* Return the sender's identity, as this node knows it. */
-static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
+static __always_inline __u32 tunnel_sender_identity(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct ipcache_info *info;
-	bool unknown = identity == IDENTITY_BY_ADDRESS || means_nothing(identity);
+	bool unknown = identity == IDENTITY_BY_ADDRESS || is_unknown_identity(identity);
 
 	if (unknown)
 		identity = IDENTITY_WORLD;
@@ -67,7 +67,7 @@ static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct f
 /* Handle a remote backend's reply to an external client of this node; returns the verdict, or UNDECIDED for other
  * packets.
  */
-static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int overlay_nodeport_reply(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int done;
 
@@ -96,7 +96,7 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	refused = parse_payload(skb, flow, true, family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	flow->source_identity = sender_in_tunnel(flow, identity, family);
+	flow->source_identity = tunnel_sender_identity(flow, identity, family);
 	if (family == FAMILY_IPV6 && without(WITHOUT_IPV6))
 		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
@@ -110,10 +110,10 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	if (!local)
 		return DROP(INGRESS, DROP_UNROUTABLE); /* removed or never existed: the stack might route it back */
 	if (local->flags & ADDRESS_IS_HOST) {
-		verdict = overlay_returns(skb, flow, family);
+		verdict = overlay_nodeport_reply(skb, flow, family);
 		if (verdict != UNDECIDED)
 			return verdict;
-		refused = unlikely(host_endpoint()) ? host_guards(skb, flow, family) : 0;
+		refused = unlikely(host_endpoint()) ? host_ingress_check(skb, flow, family) : 0;
 		return refused ? DROP(INGRESS, refused) : overlay_to_host(skb, flow, family);
 	}
 	flow->destination = local->endpoint_id;
@@ -124,18 +124,18 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	if (refused)
 		return DROP(INGRESS, refused);
 	bpf_skb_change_type(skb, PACKET_HOST); /* its destination MAC is one of the other node's */
-	if (is_proxys(flow))
-		return ingress_proxied(skb, flow, status, family);
-	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+	if (is_for_proxy(flow))
+		return ingress_to_proxy(skb, flow, status, family);
+	return deliver_to_link(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
 /* Return the identity in the tunnel header, or a negative drop reason. */
-VERIFIED_ALONE identity_in_tunnel(struct __sk_buff *skb)
+VERIFIED_ALONE tunnel_key_identity(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key = {};
 	struct node_key sender = {};
 
-	if (tunnel_brought(skb, &key, &sender))
+	if (tunnel_read_key(skb, &key, &sender))
 		return -DROP_NO_TUNNEL_KEY;
 	if (!bpf_map_lookup_elem(&cilium_node_map_v2, &sender))
 		return -DROP_UNKNOWN_SENDER;
@@ -150,14 +150,14 @@ static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow
 
 	mark_write(skb, 0); /* the outer packet's mark */
 	if (!decrypted) {
-		int given = identity_in_tunnel(skb);
+		int given = tunnel_key_identity(skb);
 
 		if (given < 0)
 			return DROP(INGRESS, -given);
 		flow->source_identity = identity = given;
 	}
 	if (ipsec() && !decrypted) {
-		int verdict = node_decrypts(skb);
+		int verdict = mark_for_decryption(skb);
 
 		if (verdict != UNDECIDED)
 			return verdict;

@@ -24,7 +24,7 @@
 #define IDENTITY_BY_ADDRESS 0xffffffff /* decrypted, without tunnel header: use the source address */
 
 /* Pass a pod's packet to the stack, marked for encryption if required; returns the verdict. */
-VERIFIED_ALONE pod_meets_xfrm(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
+VERIFIED_ALONE pod_to_xfrm(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
 {
 	int verdict;
 
@@ -66,7 +66,7 @@ static __always_inline bool is_decrypted(const struct __sk_buff *skb)
 /* Mark an ESP packet from another node for decryption: the stack decrypts it, and delivers the inner packet on the same
  * device. Returns the verdict, or UNDECIDED if it is not ESP from a node of the cluster.
  */
-VERIFIED_ALONE node_decrypts(struct __sk_buff *skb)
+VERIFIED_ALONE mark_for_decryption(struct __sk_buff *skb)
 {
 	__be16 protocol = packet_protocol(skb);
 	__u8 family = protocol == bpf_htons(ETH_P_IPV6) ? FAMILY_IPV6 : FAMILY_IPV4;
@@ -85,17 +85,17 @@ VERIFIED_ALONE node_decrypts(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* node_decrypts() for native devices; decrypted packets are redirected to cilium_host, like packets of the host to
+/* mark_for_decryption() for native devices; decrypted packets are redirected to cilium_host, like packets of the host to
  * pods.
  */
-VERIFIED_ALONE device_decrypts(struct __sk_buff *skb)
+VERIFIED_ALONE device_decrypt(struct __sk_buff *skb)
 {
 	const struct node_config *node = node_facts();
 	struct flow flow = {};
 	__u8 family;
 
 	if (!is_decrypted(skb))
-		return node_decrypts(skb);
+		return mark_for_decryption(skb);
 	mark_write(skb, 0);
 	family = packet_protocol(skb) == bpf_htons(ETH_P_IPV6) ? FAMILY_IPV6 : FAMILY_IPV4;
 	if (parse_network(skb, &flow, family))
@@ -110,7 +110,7 @@ VERIFIED_ALONE device_decrypts(struct __sk_buff *skb)
 /* Check a packet to a native device; returns the verdict, or UNDECIDED if it may leave. Packets from pods and proxies
  * to pods of other nodes are encrypted at this point, and have the node's source address.
  */
-VERIFIED_ALONE device_meets_xfrm(struct __sk_buff *skb)
+VERIFIED_ALONE device_check_unencrypted(struct __sk_buff *skb)
 {
 	__be16 protocol = packet_protocol(skb);
 	__u8 family = protocol == bpf_htons(ETH_P_IPV6) ? FAMILY_IPV6 : FAMILY_IPV4;
@@ -125,5 +125,5 @@ VERIFIED_ALONE device_meets_xfrm(struct __sk_buff *skb)
 	local = address_lookup(&flow.saddr, family);
 	if (kind != MARK_INGRESS_PROXY && kind != MARK_EGRESS_PROXY && (!local || local->flags & ADDRESS_IS_HOST))
 		return UNDECIDED;
-	return in_clear(&flow, ipcache_lookup(&flow.daddr, family), false, family);
+	return check_unencrypted(&flow, ipcache_lookup(&flow.daddr, family), false, family);
 }

@@ -15,7 +15,7 @@
  * checksum is not zero: other nodes may drop such datagrams (RFC 8200, section 8.1). The map key and the tunnel key
  * share memory, because callers have little stack left.
  */
-VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+VERIFIED_ALONE tunnel_set_key6(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
 	const struct address *node;
@@ -26,7 +26,7 @@ VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, _
 
 	if (!flow || !tunnel)
 		return -1;
-	node = tunnel_range_node(&key.range, &flow->daddr, family, FAMILY_IPV6);
+	node = tunnel_lookup_node(&key.range, &flow->daddr, family, FAMILY_IPV6);
 	if (!node)
 		return -1;
 	key.end = (struct bpf_tunnel_key){ .tunnel_id = tunnel_identity(flow->source_identity),
@@ -38,7 +38,7 @@ VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, _
 				      BPF_F_TUNINFO_IPV6);
 }
 
-/* Redirect the packet to the tunnel device; returns the verdict. `node` is in network byte order, or TUNNEL_BY_RANGE.
+/* Redirect the packet to the tunnel device; returns the verdict. `node` is in network byte order, or TUNNEL_IPV6_NODE.
  */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow *flow,
 				       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
@@ -53,8 +53,8 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 
 	if (packet_frame(skb))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
-	if (node == TUNNEL_BY_RANGE ? tunnel_by_range(skb, flow, family)
-				    : bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
+	if (node == TUNNEL_IPV6_NODE ? tunnel_set_key6(skb, flow, family)
+				     : bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))
@@ -90,7 +90,7 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 /* Return whether a pod's packet could be taken for a tunnel packet: masqueraded, it has a node's source address, which
  * other nodes trust.
  */
-static __always_inline bool forges_tunnel(const struct flow *flow)
+static __always_inline bool imitates_tunnel(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
 
@@ -103,7 +103,7 @@ static __always_inline bool forges_tunnel(const struct flow *flow)
 /* Send the host's packet to a remote pod by tunnel, or drop it, because the stack would route it here again; returns
  * the verdict.
  */
-static __always_inline int host_sends_away(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+static __always_inline int host_to_overlay(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);
 	const struct tunnel_config *tunnel = tunnel_facts();

@@ -92,7 +92,7 @@ static __always_inline const struct tunnel_config *tunnel_at(__u16 ifindex)
 }
 
 /* Mask the address by the prefix length of our own pod CIDR: all nodes of a cluster have the same. */
-static __always_inline void keep_network(struct address *ip, __u8 family)
+static __always_inline void mask_pod_network(struct address *ip, __u8 family)
 {
 	const struct node_config *node = node_facts();
 	__u32 bits;
@@ -117,23 +117,23 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 /* Return the node with the pod CIDR of `ip`, if its address is of the family `outside`; else NULL. `key` is scratch
  * memory.
  */
-static __always_inline const struct address *tunnel_range_node(struct tunnel_key *key, const struct address *ip,
-							       __u8 family, __u8 outside)
+static __always_inline const struct address *tunnel_lookup_node(struct tunnel_key *key, const struct address *ip,
+								__u8 family, __u8 outside)
 {
 	const struct tunnel_value *value;
 
 	*key = (struct tunnel_key){ .network = *ip, .family = family };
-	keep_network(&key->network, family);
+	mask_pod_network(&key->network, family);
 	value = bpf_map_lookup_elem(&cilium_tunnel_map, key);
 	return value && value->family == outside ? &value->node : NULL;
 }
 
-static __always_inline const struct address *tunnel_network_node(const struct address *ip, __u8 family,
-								 __u8 outside)
+static __always_inline const struct address *tunnel_lookup_node_of(const struct address *ip, __u8 family,
+								   __u8 outside)
 {
 	struct tunnel_key key;
 
-	return tunnel_range_node(&key, ip, family, outside);
+	return tunnel_lookup_node(&key, ip, family, outside);
 }
 
 #define IPCACHE_SKIP_TUNNEL 1 /* the address is natively routable */
@@ -141,7 +141,7 @@ static __always_inline const struct address *tunnel_network_node(const struct ad
 /* Instead of a node's IPv4 address: send over IPv6 to the node with the destination's pod CIDR. ipcache entries have
  * room for IPv4 addresses only.
  */
-#define TUNNEL_BY_RANGE bpf_htonl(1)
+#define TUNNEL_IPV6_NODE bpf_htonl(1)
 
 /* Return the tunnel endpoint for this address, or 0 for none. `info` is its ipcache entry. */
 static __always_inline __be32 tunnel_node_of(const struct tunnel_config *tunnel, const struct address *ip,
@@ -153,15 +153,15 @@ static __always_inline __be32 tunnel_node_of(const struct tunnel_config *tunnel,
 	 * node.
 	 */
 	if (tunnel->flags & TUNNEL_OVER_IPV6 && !(info && info->flags & IPCACHE_SKIP_TUNNEL) &&
-	    tunnel_network_node(ip, family, FAMILY_IPV6))
-		return TUNNEL_BY_RANGE;
+	    tunnel_lookup_node_of(ip, family, FAMILY_IPV6))
+		return TUNNEL_IPV6_NODE;
 	if (info && info->tunnel_endpoint)
 		return info->flags & IPCACHE_SKIP_TUNNEL ? 0 : info->tunnel_endpoint;
 	/* An identity without a tunnel endpoint: not reached by tunnel, like a node itself. */
 	if (info && info->identity != IDENTITY_WORLD && info->identity != IDENTITY_WORLD_IPV4 &&
 	    info->identity != IDENTITY_WORLD_IPV6)
 		return 0;
-	node = tunnel_network_node(ip, family, FAMILY_IPV4);
+	node = tunnel_lookup_node_of(ip, family, FAMILY_IPV4);
 	return node ? node->words[0] : 0;
 }
 
@@ -181,8 +181,8 @@ VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 /* Read the tunnel key of a received packet, and the remote endpoint's address of either family; returns 0 or a negative
  * errno.
  */
-static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tunnel_key *key,
-					   struct node_key *sender)
+static __always_inline long tunnel_read_key(struct __sk_buff *skb, struct bpf_tunnel_key *key,
+					    struct node_key *sender)
 {
 	long refused = bpf_skb_get_tunnel_key(skb, key, TUNNEL_KEY_SIZE, 0);
 
@@ -219,7 +219,7 @@ static __always_inline __u32 tunnel_identity(__u32 identity)
 }
 
 /* Return whether a reply to the packet would look like a tunnel packet: to the tunnel's port, from the node. */
-static __always_inline bool answers_into_tunnel(const struct flow *flow)
+static __always_inline bool reply_imitates_tunnel(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
 

@@ -16,8 +16,8 @@
 #include "proxy/redirect.h"
 
 /* Return whether the pod sent the packet to itself through a service: policy does not apply. */
-static __always_inline bool own_service(struct flow *flow, const struct ct_entry *entry, enum ct_status status,
-					__u8 family)
+static __always_inline bool is_own_service(struct flow *flow, const struct ct_entry *entry, enum ct_status status,
+					   __u8 family)
 {
 	if (family != FAMILY_IPV4)
 		return false;
@@ -33,7 +33,8 @@ static __always_inline bool own_service(struct flow *flow, const struct ct_entry
 /* Return the current identity of the flow's client: that of its last packet, unless the identity of its address changed
  * since. If the stack, another node or a proxy translated the source address, only the entry has the identity.
  */
-static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bool through_stack, __u8 family)
+static __always_inline __u32 client_identity_now(const struct address *asker, __u32 was, bool through_stack,
+						 __u8 family)
 {
 	__u32 now;
 
@@ -48,11 +49,11 @@ static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bo
 }
 
 /* Return whether the flow has a valid cached verdict, so that replies pass, too. */
-static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *flow, __u32 now)
+static __always_inline bool has_valid_verdict(struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
 	__u32 epochs = epoch_of(flow->destination) + (unlikely(flow->source) ? epoch_of(flow->source) : 0);
 
-	return verdict_holds(entry, verdict_tag(epochs, now), flow, true, 0);
+	return verdict_is_valid(entry, verdict_tag(epochs, now), flow, true, 0);
 }
 
 /* Evaluate current policy for the flow that the packet replies to; returns 0 or a drop reason, and then the packet does
@@ -70,8 +71,8 @@ VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direc
 	if (unlikely(entry->lb_loopback || entry->proxy_redirect))
 		return 0;
 	peer = in ? identity_at(&flow->saddr, family)
-		  : asker_of(&flow->daddr, entry->source_identity, entry->through_stack, family);
-	refused = policy_check_answered(skb, flow, in ? EGRESS : INGRESS, peer, family);
+		  : client_identity_now(&flow->daddr, entry->source_identity, entry->through_stack, family);
+	refused = policy_check_reply(skb, flow, in ? EGRESS : INGRESS, peer, family);
 	if (unlikely(refused))
 		entry->lifetime = flow->lifetime;
 	return refused;
@@ -81,16 +82,16 @@ VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direc
  * and protocol. Lookup and evaluation are separate subprograms, because callers do not have enough stack for both.
  */
 #define ABOUT(asker, port, protocol) ((__u64)(asker) | (__u64)(port) << 32 | (__u64)(protocol) << 48)
-#define ABOUT_ASKER(about) ((__u32)(about))
+#define ABOUT_CLIENT(about) ((__u32)(about))
 #define ABOUT_PORT(about) ((__be16)((about) >> 32))
 #define ABOUT_PROTOCOL(about) ((__u8)((about) >> 48))
 #define ABOUT_OWN (1ULL << 56) /* the pod started the flow */
 #define ABOUT_FLOW (1ULL << 57) /* the pod has a flow with the address at the error's other end */
-#define ABOUT_UNASKED (1ULL << 58) /* policy does not apply: a proxy's flow, or of a pod with itself */
-#define ABOUT_THROUGH_STACK (1ULL << 59) /* the stack translated the address: see asker_of() */
+#define ABOUT_EXEMPT (1ULL << 58) /* policy does not apply: a proxy's flow, or of a pod with itself */
+#define ABOUT_THROUGH_STACK (1ULL << 59) /* the stack translated the address: see client_identity_now() */
 
-static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
-				       __u8 family)
+static __always_inline __u64 embedded_flow(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+					   __u8 family)
 {
 	struct quote quote = {};
 	struct flow *about = &quote.about;
@@ -98,11 +99,11 @@ static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow 
 	__be16 port;
 	bool reply;
 
-	entry = quoted_flow(skb, flow, direction, ct_now(), &quote, &reply, family);
+	entry = embedded_ct_entry(skb, flow, direction, ct_now(), &quote, &reply, family);
 	if (!entry || !address_equals(&about->saddr, &flow->daddr) || !address_equals(&about->daddr, &flow->saddr))
 		return 0;
 	if (unlikely(entry->lb_loopback || entry->proxy_redirect))
-		return ABOUT_FLOW | ABOUT_UNASKED;
+		return ABOUT_FLOW | ABOUT_EXEMPT;
 	port = reply ? about->sport : about->dport;
 	if (quotes_echo(&quote))
 		port = bpf_htons(family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST);
@@ -111,20 +112,21 @@ static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow 
 	       ABOUT(entry->source_identity, port, about->protocol);
 }
 
-VERIFIED_ALONE_U64 quoted4_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
+VERIFIED_ALONE_U64 embedded_flow4(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
 {
-	return flow ? quoted_of(skb, flow, direction, FAMILY_IPV4) : 0;
+	return flow ? embedded_flow(skb, flow, direction, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE_U64 quoted6_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
+VERIFIED_ALONE_U64 embedded_flow6(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
 {
-	return flow ? quoted_of(skb, flow, direction, FAMILY_IPV6) : 0;
+	return flow ? embedded_flow(skb, flow, direction, FAMILY_IPV6) : 0;
 }
 
 /* Return whether policy allows the flow of the embedded packet of an error in this `direction`. Restores `flow`, the
  * error's.
  */
-static __always_inline bool quoted_allowed(struct flow *flow, enum direction direction, __u64 about, __u8 family)
+static __always_inline bool embedded_flow_allowed(struct flow *flow, enum direction direction, __u64 about,
+						  __u8 family)
 {
 	const __u32 source_identity = flow->source_identity, destination_identity = flow->destination_identity;
 	const __u16 source = flow->source, destination = flow->destination;
@@ -138,21 +140,21 @@ static __always_inline bool quoted_allowed(struct flow *flow, enum direction dir
 	int answer;
 
 	peer = own ? identity_at(other, family)
-		   : asker_of(other, ABOUT_ASKER(about), about & ABOUT_THROUGH_STACK, family);
+		   : client_identity_now(other, ABOUT_CLIENT(about), about & ABOUT_THROUGH_STACK, family);
 	flow->source = pod;
 	flow->destination = pod;
 	flow->source_identity = peer;
 	flow->destination_identity = peer;
 	flow->policy_port = ABOUT_PORT(about);
 	flow->protocol = ABOUT_PROTOCOL(about);
-	answer = policy_ask(flow, own ? EGRESS : INGRESS, &use, network_around(other, peer, family));
+	answer = policy_evaluate(flow, own ? EGRESS : INGRESS, &use, policy_cidr_identity(other, peer, family));
 	flow->source = source;
 	flow->destination = destination;
 	flow->source_identity = source_identity;
 	flow->destination_identity = destination_identity;
 	flow->policy_port = policy_port;
 	flow->protocol = protocol;
-	return !REFUSED(answer) || is_audited(pod);
+	return !REFUSED(answer) || in_audit_mode(pod);
 }
 
 /* Return 0 if policy allows the error, or the flow of its embedded packet; else a drop reason. */
@@ -163,7 +165,7 @@ VERIFIED_ALONE error_allowed(struct __sk_buff *skb, struct flow *flow, enum dire
 
 	if (!flow)
 		return DROP_POLICY;
-	if (about & ABOUT_FLOW && quoted_allowed(flow, direction, about, family))
+	if (about & ABOUT_FLOW && embedded_flow_allowed(flow, direction, about, family))
 		return 0;
 	use.packets = 1;
 	use.bytes = skb->len;
@@ -177,10 +179,11 @@ VERIFIED_ALONE error_allowed(struct __sk_buff *skb, struct flow *flow, enum dire
 static __always_inline int error_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 				       struct ct_entry *entry, __u8 family)
 {
-	__u64 about = family == FAMILY_IPV4 ? quoted4_of(skb, flow, direction) : quoted6_of(skb, flow, direction);
+	__u64 about =
+		family == FAMILY_IPV4 ? embedded_flow4(skb, flow, direction) : embedded_flow6(skb, flow, direction);
 	int refused;
 
-	if (about & ABOUT_UNASKED)
+	if (about & ABOUT_EXEMPT)
 		return 0;
 	refused = error_allowed(skb, flow, direction, about, family);
 	if (refused)
@@ -198,8 +201,8 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	int refused;
 
 	*status = ct_lookup(flow, INGRESS, now, family, &entry);
-	if (unlikely(flow->related) && !flow->by_proxy && proxy_erred(skb, flow, family)) {
-		flow->to_asker = true;
+	if (unlikely(flow->related) && !flow->by_proxy && is_error_for_proxy(skb, flow, family)) {
+		flow->to_proxy_client = true;
 		return 0;
 	}
 	if (*status == CT_RELATED) {
@@ -211,11 +214,13 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	}
 	if (*status == CT_REPLY) {
 		flow->proxied = entry->proxy_redirect;
-		if (unlikely(flow->proxied) && !flow->by_proxy && proxy_waits(skb, flow, family)) {
-			flow->to_asker = true;
+		if (unlikely(flow->proxied) && !flow->by_proxy && proxy_has_socket(skb, flow, family)) {
+			flow->to_proxy_client = true;
 			return 0;
 		}
-		refused = likely(goes_on(entry, flow, now)) ? 0 : reply_check(skb, flow, INGRESS, entry, family);
+		refused = likely(has_valid_verdict(entry, flow, now))
+				  ? 0
+				  : reply_check(skb, flow, INGRESS, entry, family);
 		if (unlikely(refused))
 			return refused;
 		if (likely(!entry->rev_nat_index))
@@ -224,18 +229,18 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 					     : lb6_rev_nat(skb, flow, entry->rev_nat_index);
 	}
 	/* Connections that a proxy starts with the pod's address are only seen by their replies. */
-	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy &&
-	    proxy_waits(skb, flow, family)) {
+	if (*status == CT_NEW && unlikely(is_first_reply(flow)) && !flow->by_proxy &&
+	    proxy_has_socket(skb, flow, family)) {
 		*status = CT_REPLY;
 		flow->proxied = true;
-		flow->to_asker = true;
-		return flow->tcp_flags & TCP_RST ? 0 : ct_create_answered(flow, now, family);
+		flow->to_proxy_client = true;
+		return flow->tcp_flags & TCP_RST ? 0 : ct_create_from_reply(flow, now, family);
 	}
-	if (!own_service(flow, entry, *status, family)) {
+	if (!is_own_service(flow, entry, *status, family)) {
 		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
 		/* Policy must not break path MTU discovery: any router on the path may send these errors. */
 		if (refused)
-			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family)
+			return unlikely(flow->frag_needed) && is_error_about_flow(skb, flow, INGRESS, now, family)
 				       ? 0
 				       : refused;
 		/* The ports may be reused from a connection under an earlier policy. */
@@ -261,7 +266,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
  * packets that it translated. Not for packets of a proxy with a pod's address: the stack would find the proxy's socket
  * (early demux), and drop the packet, because it is not for the host.
  */
-static __always_inline bool answers_pass_stack(const struct flow *flow)
+static __always_inline bool replies_need_stack(const struct flow *flow)
 {
 	return host_routing() && !flow->by_proxy;
 }
@@ -269,7 +274,7 @@ static __always_inline bool answers_pass_stack(const struct flow *flow)
 /* Accept a packet from an L7 proxy: policy is not evaluated again, and replies go to the proxy. Returns 0 or a drop
  * reason.
  */
-static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
+static __always_inline int accept_from_proxy(struct flow *flow, __u32 now, __u8 family)
 {
 	struct ct_entry *entry;
 
@@ -284,14 +289,14 @@ static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 }
 
 /* Return whether the packet, or the flow that it replies to, belongs to a proxy. */
-static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now,
-				      __u8 family)
+static __always_inline bool is_proxy_flow(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now,
+					  __u8 family)
 {
 	const struct ct_entry *entry = ct_entry_of(flow, INGRESS, reply, family);
 
 	if (entry && entry->lifetime >= now)
 		return entry->proxy_redirect;
-	return reply && answers_begin(flow) && proxy_waits(skb, flow, family);
+	return reply && is_first_reply(flow) && proxy_has_socket(skb, flow, family);
 }
 
 /* Redirect a packet of a proxy's flow to the link of a pod that the stack routes to, where cil_to_container enforces
@@ -299,10 +304,10 @@ static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *
  * proxy's flow it would find the proxy's socket first (early demux), and drop the packet, because it is to be
  * forwarded.
  */
-static __always_inline int past_stack_to_proxy(struct __sk_buff *skb, const struct flow *flow,
+static __always_inline int redirect_proxy_flow(struct __sk_buff *skb, const struct flow *flow,
 					       const struct address_info *local, bool reply, __u32 now, __u8 family)
 {
-	if (flow->ttl <= 1 || likely(!proxy_has(skb, flow, reply, now, family)))
+	if (flow->ttl <= 1 || likely(!is_proxy_flow(skb, flow, reply, now, family)))
 		return UNDECIDED;
 	if (!hop(skb, local->host_mac, local->pod_mac, family))
 		return DROP(INGRESS, DROP_INVALID);
@@ -311,19 +316,20 @@ static __always_inline int past_stack_to_proxy(struct __sk_buff *skb, const stru
 }
 
 /* How the packet is delivered. */
-enum entrance {
+enum delivery_mode {
 	BY_PEER, /* bpf_redirect_peer(): into the pod's namespace; only from ingress programs */
 	BY_LINK, /* bpf_redirect(): through the host side of the link */
 };
 
 /* Send the packet to the pod's link, with a trace event; returns the verdict. */
-static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, __u32 ifindex, mac_t host_mac,
-				     mac_t pod_mac, __u8 status, enum entrance entrance, __u8 family)
+static __always_inline int deliver_to_link(struct __sk_buff *skb, const struct flow *flow, __u32 ifindex,
+					   mac_t host_mac, mac_t pod_mac, __u8 status, enum delivery_mode delivery,
+					   __u8 family)
 {
 	if (!hop(skb, host_mac, pod_mac, family))
 		return DROP(INGRESS, DROP_INVALID);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
 		send_trace_notify(skb, flow, TRACE_TO_POD, ifindex, TRACED(status, family));
-	return entrance == BY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
+	return delivery == BY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
 }

@@ -58,7 +58,7 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 
 enum way_kind {
 	WAY_STACK,
-	WAY_OUTSIDE, /* to a native device, bypassing the stack */
+	WAY_NETDEV, /* to a native device, bypassing the stack */
 	WAY_TUNNEL,
 	WAY_POD,
 };
@@ -67,13 +67,13 @@ enum way_kind {
 struct way {
 	enum way_kind kind;
 	enum ct_status status;
-	__u32 ifindex; /* ifindex of the link, or WAY_OUT; 0: the stack decides */
+	__u32 ifindex; /* ifindex of the link, or WAY_NETDEV_IFINDEX; 0: the stack decides */
 	__be32 node; /* remote tunnel endpoint */
 	mac_t host_mac;
 	mac_t pod_mac;
 };
 
-#define GOES_ON 0x200
+#define POD_FORWARD 0x200
 
 /* State of a pod's packet, in a per-CPU map, because a chain of calls has only 512 bytes of stack.
  *
@@ -81,59 +81,60 @@ struct way {
  * another. Nor is one called within this one: bpf_redirect() and similar helpers only record the target, and the packet
  * is sent after the program.
  */
-struct passage {
+struct pod_state {
 	struct flow flow;
 	struct way way;
 	union ct_key key;
 	__u64 tag; /* tag of its verdict: see verdict_tag() */
 };
 
-_Static_assert(sizeof(struct passage) == 176, "hive_passage");
+_Static_assert(sizeof(struct pod_state) == 176, "hive_passage");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, struct passage);
+	__type(value, struct pod_state);
 	__uint(max_entries, 1);
 } hive_passage SEC(".maps");
 
 /* Return this CPU's state, with the flow cleared. Other fields are written before they are read. */
-static __always_inline struct passage *passage_begin(void)
+static __always_inline struct pod_state *pod_state_begin(void)
 {
 	__u32 zero = 0;
-	struct passage *passage = bpf_map_lookup_elem(&hive_passage, &zero);
+	struct pod_state *pod_state = bpf_map_lookup_elem(&hive_passage, &zero);
 
-	if (passage)
-		__builtin_memset(&passage->flow, 0, sizeof(passage->flow));
-	return passage;
+	if (pod_state)
+		__builtin_memset(&pod_state->flow, 0, sizeof(pod_state->flow));
+	return pod_state;
 }
 
 /* Forward the packet; in one place, because the verifier would follow each copy to the end. */
-static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const struct way *way, __u8 family)
+static __always_inline int pod_forward(struct __sk_buff *skb, struct flow *flow, const struct way *way, __u8 family)
 {
 	switch (way->kind) {
 	case WAY_TUNNEL:
 		return container_to_overlay(skb, flow, way->node, way->status, family);
-	case WAY_OUTSIDE:
-		return pod_leaves(skb, flow, way->status, family);
+	case WAY_NETDEV:
+		return pod_to_netdev(skb, flow, way->status, family);
 	case WAY_POD:
-		return hand_over(skb, flow, way->ifindex, way->host_mac, way->pod_mac, way->status, BY_PEER,
-				 family);
+		return deliver_to_link(skb, flow, way->ifindex, way->host_mac, way->pod_mac, way->status, BY_PEER,
+				       family);
 	default:
-		return ipsec() ? pod_meets_xfrm(skb, flow, way->status, family)
+		return ipsec() ? pod_to_xfrm(skb, flow, way->status, family)
 			       : to_stack(skb, flow, way->status, family);
 	}
 }
 
-/* Return GOES_ON if the flow has a valid cached verdict, else UNDECIDED. `entry` is the flow's. */
-static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
-					     bool reply, __u32 epochs, __u32 now, struct way *way, __u8 family)
+/* Return POD_FORWARD if the flow has a valid cached verdict, else UNDECIDED. `entry` is the flow's. */
+static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct pod_state *pod_state,
+					     struct ct_entry *entry, bool reply, __u32 epochs, __u32 now,
+					     struct way *way, __u8 family)
 {
-	struct flow *flow = &passage->flow;
+	struct flow *flow = &pod_state->flow;
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
 	const struct tunnel_config *tunnel = NULL;
 	const struct known_link *link = NULL;
-	bool leaves = host_routing() && entry->ifindex == WAY_OUT;
+	bool leaves = host_routing() && entry->ifindex == WAY_NETDEV_IFINDEX;
 	__be32 node = 0;
 
 	/* The tag has only 8 bits of the time; the lifetime, set at each evaluation, has the rest. */
@@ -155,9 +156,9 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passa
 				return UNDECIDED;
 		}
 	}
-	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
+	if (unlikely(!verdict_is_valid(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
 		return UNDECIDED;
-	way->kind = tunnel ? WAY_TUNNEL : leaves ? WAY_OUTSIDE : link ? WAY_POD : WAY_STACK;
+	way->kind = tunnel ? WAY_TUNNEL : leaves ? WAY_NETDEV : link ? WAY_POD : WAY_STACK;
 	way->status = status;
 	way->node = node;
 	if (link) {
@@ -165,43 +166,43 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passa
 		way->host_mac = link->endpoint.host_mac;
 		way->pod_mac = link->endpoint.pod_mac;
 	}
-	return GOES_ON;
+	return POD_FORWARD;
 }
 
 /* Look up the flow's entry and its cached verdict, for one direction. ICMP errors and packets with SYN, FIN or RST are
  * never cached.
  */
-static __always_inline int verdict_known(struct __sk_buff *skb, struct passage *passage, bool reply, __u32 epoch,
-					 __u32 now, struct way *way, __u8 family)
+static __always_inline int verdict_lookup(struct __sk_buff *skb, struct pod_state *pod_state, bool reply,
+					  __u32 epoch, __u32 now, struct way *way, __u8 family)
 {
 	struct ct_entry *entry;
 
-	if (passage->flow.tcp_flags & VERDICT_UNCACHED_FLAGS)
+	if (pod_state->flow.tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return UNDECIDED;
-	entry = ct_entry_by(&passage->key, &passage->flow, EGRESS, reply, family);
-	return entry ? verdict_fast_path(skb, passage, entry, reply, epoch, now, way, family) : UNDECIDED;
+	entry = ct_entry_by(&pod_state->key, &pod_state->flow, EGRESS, reply, family);
+	return entry ? verdict_fast_path(skb, pod_state, entry, reply, epoch, now, way, family) : UNDECIDED;
 }
 
-static __always_inline int verdict_cached(struct __sk_buff *skb, struct passage *passage, __u32 epoch, __u32 now,
-					  struct way *way, __u8 family)
+static __always_inline int verdict_cached(struct __sk_buff *skb, struct pod_state *pod_state, __u32 epoch,
+					  __u32 now, struct way *way, __u8 family)
 {
-	if (unlikely(passage->flow.related))
+	if (unlikely(pod_state->flow.related))
 		return UNDECIDED;
-	return passage->flow.reply_likely ? verdict_known(skb, passage, true, epoch, now, way, family)
-					  : verdict_known(skb, passage, false, epoch, now, way, family);
+	return pod_state->flow.reply_likely ? verdict_lookup(skb, pod_state, true, epoch, now, way, family)
+					    : verdict_lookup(skb, pod_state, false, epoch, now, way, family);
 }
 
 /* Pass a proxy's packet to the stack, or around another plugin's bridge; returns the verdict. */
-static __always_inline int egress_proxied(struct __sk_buff *skb, struct flow *flow,
-					  const struct endpoint_config *self, enum ct_status status, __u8 family)
+static __always_inline int egress_to_proxy(struct __sk_buff *skb, struct flow *flow,
+					   const struct endpoint_config *self, enum ct_status status, __u8 family)
 {
 	if (self->flags & ENDPOINT_ROUTED_BY_HOST)
-		return proxied_again(skb, flow);
+		return redirect_to_host_ingress(skb, flow);
 	return pass_to_proxy(skb, flow, EGRESS, status, family);
 }
 
 /* Return whether the packet may bypass the host's stack. */
-static __always_inline bool takes_short_cuts(const struct endpoint_config *self, enum ct_status status,
+static __always_inline bool may_bypass_stack(const struct endpoint_config *self, enum ct_status status,
 					     const struct ct_entry *entry)
 {
 	if (self->flags & ENDPOINT_ROUTED_BY_HOST)
@@ -211,15 +212,15 @@ static __always_inline bool takes_short_cuts(const struct endpoint_config *self,
 }
 
 /* Return whether the packet is for a local pod and may bypass the stack. */
-static __always_inline bool for_local_pod(const struct endpoint_config *self, const struct address_info *local,
-					  enum ct_status status, const struct ct_entry *entry)
+static __always_inline bool is_for_local_pod(const struct endpoint_config *self, const struct address_info *local,
+					     enum ct_status status, const struct ct_entry *entry)
 {
-	return local && !(local->flags & ADDRESS_IS_HOST) && takes_short_cuts(self, status, entry);
+	return local && !(local->flags & ADDRESS_IS_HOST) && may_bypass_stack(self, status, entry);
 }
 
 /* DNAT of a packet to a service: returns LB_TRANSLATED, 0 if it is not for a service, or a verdict. */
-static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-				   __u32 now, __u8 family)
+static __always_inline int pod_load_balance(struct __sk_buff *skb, struct flow *flow,
+					    const struct endpoint_config *self, __u32 now, __u8 family)
 {
 	if (!lb_can_balance(flow))
 		return 0;
@@ -242,19 +243,20 @@ static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now
 }
 
 /* Return whether it leaves through the stack or a native device: not to a local pod, and not into the tunnel. */
-static __always_inline bool leaves_by_host(const struct way *way)
+static __always_inline bool leaves_through_host(const struct way *way)
 {
 	return way->kind != WAY_POD && way->kind != WAY_TUNNEL;
 }
 
-/* Evaluate a packet without cached verdict: load balancing, conntrack, policy, and where to forward it. Returns GOES_ON
+/* Evaluate a packet without cached verdict: load balancing, conntrack, policy, and where to forward it. Returns POD_FORWARD
  * or a verdict. `flow` is parsed; `epoch` is the pod's.
  */
-static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *passage,
-				       const struct endpoint_config *self, __u32 epoch, __u32 now, __u8 family)
+static __always_inline int pod_forward_slow_path(struct __sk_buff *skb, struct pod_state *pod_state,
+						 const struct endpoint_config *self, __u32 epoch, __u32 now,
+						 __u8 family)
 {
-	struct flow *flow = &passage->flow;
-	struct way *way = &passage->way;
+	struct flow *flow = &pod_state->flow;
+	struct way *way = &pod_state->way;
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct tunnel_config *tunnel = NULL;
 	const struct address_info *local;
@@ -263,24 +265,24 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	int verdict;
 	bool proxied;
 
-	verdict = balance(skb, flow, self, now, family);
+	verdict = pod_load_balance(skb, flow, self, now, family);
 	if (verdict && verdict != LB_TRANSLATED)
 		return verdict;
 	if (verdict == LB_TRANSLATED) {
-		verdict = verdict_known(skb, passage, false, epoch, now, way, family);
+		verdict = verdict_lookup(skb, pod_state, false, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
 	    !flow->related) { /* the direction hint was wrong */
-		verdict = verdict_fast_path(skb, passage, entry, status == CT_REPLY, epoch, now, way, family);
+		verdict = verdict_fast_path(skb, pod_state, entry, status == CT_REPLY, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
 	if (status == CT_REPLY && unlikely(entry->proxy_redirect)) { /* the stack finds the proxy's socket */
 		mark_write(skb, MARK_TO_PROXY);
-		return egress_proxied(skb, flow, self, status, family);
+		return egress_to_proxy(skb, flow, self, status, family);
 	}
 	if (status == CT_REPLY) {
 		verdict = reply_check(skb, flow, EGRESS, entry, family);
@@ -293,7 +295,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 			return verdict;
 	}
 	if (status == CT_ESTABLISHED)
-		verdict_take(entry, &use);
+		verdict_take_counts(entry, &use);
 
 	/* A pod's reply to itself through a service has the loopback address as destination. */
 	local = address_lookup(status == CT_REPLY && entry->lb_loopback ? &flow->saddr : &flow->daddr, family);
@@ -301,7 +303,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	way->status = status;
 	way->ifindex = 0;
 	flow->destination = 0;
-	if (for_local_pod(self, local, status, entry)) {
+	if (is_for_local_pod(self, local, status, entry)) {
 		way->kind = WAY_POD;
 		way->ifindex = local->ifindex;
 		way->host_mac = local->host_mac;
@@ -309,21 +311,21 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 		flow->destination = local->endpoint_id;
 		epoch += epoch_of(flow->destination);
 	}
-	passage->tag = verdict_tag(epoch, now);
+	pod_state->tag = verdict_tag(epoch, now);
 	if (local) {
 		flow->destination_identity = identity_of_local(local);
 	} else {
 		way->node = pod_node(flow, status, family);
-		tunnel = way->node && takes_short_cuts(self, status, entry) ? tunnel_any() : NULL;
+		tunnel = way->node && may_bypass_stack(self, status, entry) ? tunnel_any() : NULL;
 		if (tunnel) {
 			way->kind = WAY_TUNNEL;
 			way->ifindex = tunnel->ifindex;
-		} else if (host_routing() && takes_short_cuts(self, status, entry)) {
-			way->kind = WAY_OUTSIDE;
-			way->ifindex = WAY_OUT;
+		} else if (host_routing() && may_bypass_stack(self, status, entry)) {
+			way->kind = WAY_NETDEV;
+			way->ifindex = WAY_NETDEV_IFINDEX;
 		}
 	}
-	if (leaves_by_host(way) && unlikely(forges_tunnel(flow)))
+	if (leaves_through_host(way) && unlikely(imitates_tunnel(flow)))
 		return DROP(EGRESS, DROP_ENCAP_PROHIBITED);
 	verdict = unlikely(status == CT_RELATED) ? error_check(skb, flow, EGRESS, entry, family)
 						 : egress_check(skb, flow, status, &use, now, family);
@@ -332,19 +334,21 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	proxied = flow->proxy_port;
 	if (status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != proxied))
 		entry->proxy_redirect = proxied; /* replies follow the policy of the last packet */
-	if (unlikely(proxied) && proxy_takes(skb, flow, family))
-		return egress_proxied(skb, flow, self, status, family);
+	if (unlikely(proxied) && proxy_assign_and_mark(skb, flow, family))
+		return egress_to_proxy(skb, flow, self, status, family);
 	if (unlikely(flow->only_by_proxy))
 		return DROP(EGRESS, DROP_NO_PROXY);
-	verdict = leaves_by_host(way) && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
-	if (verdict != NOT_THE_HOSTS) {
+	verdict = leaves_through_host(way) && unlikely(host_endpoint()) ? host_ingress_check(skb, flow, family)
+									: NOT_FOR_HOST;
+	if (verdict != NOT_FOR_HOST) {
 		way->kind = WAY_STACK;
-		return verdict ? DROP(INGRESS, verdict) : GOES_ON; /* not cached */
+		return verdict ? DROP(INGRESS, verdict) : POD_FORWARD; /* not cached */
 	}
 	if (way->kind == WAY_POD && unlikely(flow->ttl <= 1))
-		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
+		return family == FAMILY_IPV6 ? send_time_exceeded(skb, flow, self)
+					     : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (unlikely(self->flags & ENDPOINT_ROUTED_BY_HOST) && local && !(local->flags & ADDRESS_IS_HOST)) {
-		verdict = past_stack_to_proxy(skb, flow, local, status == CT_REPLY, now, family);
+		verdict = redirect_proxy_flow(skb, flow, local, status == CT_REPLY, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
@@ -354,8 +358,8 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 		verdict = ingress_check(skb, flow, use, now, family, &received);
 		if (verdict)
 			return DROP(INGRESS, verdict);
-		if (is_proxys(flow))
-			return ingress_proxied(skb, flow, status, family);
+		if (is_for_proxy(flow))
+			return ingress_to_proxy(skb, flow, status, family);
 	}
 	proxied |= flow->proxied;
 	/* Cache replies only if they are replies for both pods: policy does not count those. Not while the proxy does
@@ -363,46 +367,46 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	 */
 	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied
 				     : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
-		verdict_remember(entry, passage->tag, way->ifindex, flow);
+		verdict_store(entry, pod_state->tag, way->ifindex, flow);
 	if (way->kind == WAY_POD)
-		link_owner(way->ifindex, &epoch); /* fills the per-CPU link cache for the next packets */
-	return GOES_ON;
+		link_endpoint(way->ifindex, &epoch); /* fills the per-CPU link cache for the next packets */
+	return POD_FORWARD;
 }
 
-VERIFIED_ALONE pod4_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
-			    __u32 epoch, __u32 now)
+VERIFIED_ALONE pod4_forward_slow_path(struct __sk_buff *skb, struct pod_state *pod_state,
+				      const struct endpoint_config *self, __u32 epoch, __u32 now)
 {
-	return passage && self ? pod_decides(skb, passage, self, epoch, now, FAMILY_IPV4)
-			       : DROP(EGRESS, DROP_INVALID);
+	return pod_state && self ? pod_forward_slow_path(skb, pod_state, self, epoch, now, FAMILY_IPV4)
+				 : DROP(EGRESS, DROP_INVALID);
 }
 
-VERIFIED_ALONE pod6_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
-			    __u32 epoch, __u32 now)
+VERIFIED_ALONE pod6_forward_slow_path(struct __sk_buff *skb, struct pod_state *pod_state,
+				      const struct endpoint_config *self, __u32 epoch, __u32 now)
 {
-	return passage && self ? pod_decides(skb, passage, self, epoch, now, FAMILY_IPV6)
-			       : DROP(EGRESS, DROP_INVALID);
+	return pod_state && self ? pod_forward_slow_path(skb, pod_state, self, epoch, now, FAMILY_IPV6)
+				 : DROP(EGRESS, DROP_INVALID);
 }
 
-static __always_inline int from_container_flow(struct __sk_buff *skb, struct passage *passage,
+static __always_inline int from_container_flow(struct __sk_buff *skb, struct pod_state *pod_state,
 					       const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
 	__u32 now = ct_now();
 	struct way way;
 	/* A valid cached verdict is of the current second, so conntrack has nothing to update. */
-	int verdict = verdict_cached(skb, passage, epoch, now, &way, family);
+	int verdict = verdict_cached(skb, pod_state, epoch, now, &way, family);
 
 	if (unlikely(verdict == UNDECIDED)) {
-		verdict = family == FAMILY_IPV4 ? pod4_decides(skb, passage, self, epoch, now)
-						: pod6_decides(skb, passage, self, epoch, now);
-		way = passage->way;
+		verdict = family == FAMILY_IPV4 ? pod4_forward_slow_path(skb, pod_state, self, epoch, now)
+						: pod6_forward_slow_path(skb, pod_state, self, epoch, now);
+		way = pod_state->way;
 	}
-	return verdict == GOES_ON ? go_on(skb, &passage->flow, &way, family) : verdict;
+	return verdict == POD_FORWARD ? pod_forward(skb, &pod_state->flow, &way, family) : verdict;
 }
 
-static __always_inline int from_container_ip(struct __sk_buff *skb, struct passage *passage,
+static __always_inline int from_container_ip(struct __sk_buff *skb, struct pod_state *pod_state,
 					     const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
-	struct flow *flow = &passage->flow;
+	struct flow *flow = &pod_state->flow;
 	int refused = parse_network(skb, flow, family);
 	bool own;
 
@@ -423,14 +427,14 @@ static __always_inline int from_container_ip(struct __sk_buff *skb, struct passa
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
 		return DROP(EGRESS, refused);
-	return from_container_flow(skb, passage, self, epoch, family);
+	return from_container_flow(skb, pod_state, self, epoch, family);
 }
 
-static __always_inline int from_container(struct __sk_buff *skb, struct passage *passage)
+static __always_inline int from_container(struct __sk_buff *skb, struct pod_state *pod_state)
 {
-	struct flow *flow = &passage->flow;
+	struct flow *flow = &pod_state->flow;
 	__u32 epoch;
-	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
+	const struct endpoint_config *self = link_endpoint(skb->ifindex, &epoch);
 	struct ethernet *eth;
 
 	if (!self)
@@ -447,9 +451,9 @@ static __always_inline int from_container(struct __sk_buff *skb, struct passage 
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP) && has_ipv4(self)))
-		return from_container_ip(skb, passage, self, epoch, FAMILY_IPV4);
+		return from_container_ip(skb, pod_state, self, epoch, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
-		return from_container_ip(skb, passage, self, epoch, FAMILY_IPV6);
+		return from_container_ip(skb, pod_state, self, epoch, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)

@@ -129,7 +129,8 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 #define EXCEEDED_HOP_LIMIT 1 /* the pod is on this link */
 
 /* Send time exceeded to a pod; returns the verdict. */
-VERIFIED_ALONE hops_exceeded(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
+VERIFIED_ALONE send_time_exceeded(struct __sk_buff *skb, const struct flow *flow,
+				  const struct endpoint_config *self)
 {
 	const struct node_config *node = node_facts();
 

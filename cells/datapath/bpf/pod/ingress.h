@@ -55,18 +55,18 @@ static __always_inline int to_container_ip(struct __sk_buff *skb, struct flow *f
 	flow->source_identity = sender_of(flow, mark, family);
 	flow->by_proxy = (mark & MARK_KIND) == MARK_EGRESS_PROXY;
 	flow->dnat = (mark & MARK_KIND) == MARK_TRANSLATED;
-	flow->through_stack = answers_pass_stack(flow);
+	flow->through_stack = replies_need_stack(flow);
 	mark_write(skb, 0);
 	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY)
-		refused = admit(flow, ct_now(), family);
+		refused = accept_from_proxy(flow, ct_now(), family);
 	else if (own_destination(flow, self, family))
 		refused = ingress_check(skb, flow, use, ct_now(), family, &status);
 	else
 		refused = policy_check(skb, flow, INGRESS, false, &use, family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (gets_proxied(skb, flow, family))
-		return proxied_again(skb, flow);
+	if (must_pass_to_proxy(skb, flow, family))
+		return redirect_to_host_ingress(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
 		send_trace_notify(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
@@ -76,7 +76,7 @@ static __always_inline int to_container_ip(struct __sk_buff *skb, struct flow *f
 static __always_inline int to_container(struct __sk_buff *skb, struct flow *flow)
 {
 	__u32 epoch;
-	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
+	const struct endpoint_config *self = link_endpoint(skb->ifindex, &epoch);
 	struct ethernet *eth;
 
 	if (!self)

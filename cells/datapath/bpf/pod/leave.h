@@ -16,7 +16,7 @@
 #include "lib/metrics.h"
 #include "netdev/maps.h"
 
-#define WAY_OUT 0xffff /* ifindex in a flow's entry: directly to a native device */
+#define WAY_NETDEV_IFINDEX 0xffff /* ifindex in a flow's entry: directly to a native device */
 
 static __always_inline int give_to_stack(struct __sk_buff *skb, const struct flow *flow)
 {
@@ -51,20 +51,21 @@ VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family
 		return DROP(EGRESS, DROP_INVALID);
 	if (unlikely(flow->ttl <= 1 || stays_on_link(flow, family)))
 		return give_to_stack(skb, flow);
-	found = fib_ask(skb, &fib, &flow->saddr, &flow->daddr, family);
+	found = fib_next_hop(skb, &fib, &flow->saddr, &flow->daddr, family);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return give_to_stack(skb, flow);
 	if (!bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return give_to_stack(skb, flow);
 	mark_identity(skb, flow->source_identity); /* for the device's program: policy was enforced already */
-	if (!fib_hop(skb, &fib, family))
+	if (!fib_rewrite(skb, &fib, family))
 		return DROP(EGRESS, DROP_INVALID);
 	flow->device = fib.ifindex;
 	count(skb, REASON_FORWARDED, EGRESS);
 	return fib_redirect(&fib, found, family);
 }
 
-static __always_inline int pod_leaves(struct __sk_buff *skb, struct flow *flow, enum ct_status status, __u8 family)
+static __always_inline int pod_to_netdev(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
+					 __u8 family)
 {
 	int verdict = pod_routes(skb, flow, family);
 

@@ -43,18 +43,18 @@ static __always_inline struct known_link *link_slot(__u32 ifindex)
 	return bpf_map_lookup_elem(&hive_links, &slot);
 }
 
-static __always_inline bool link_holds(const struct known_link *link)
+static __always_inline bool link_is_current(const struct known_link *link)
 {
 	return link->epoch == (__u32)epoch_of(link->endpoint.id);
 }
 
 /* Return the link's endpoint and its epoch, or NULL. */
-static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, __u32 *epoch)
+static __always_inline const struct endpoint_config *link_endpoint(__u32 ifindex, __u32 *epoch)
 {
 	struct known_link *link = link_slot(ifindex);
 	struct endpoint_config *row;
 
-	if (likely(link && link->ifindex == ifindex && link_holds(link))) {
+	if (likely(link && link->ifindex == ifindex && link_is_current(link))) {
 		*epoch = link->epoch;
 		return &link->endpoint;
 	}
@@ -77,7 +77,7 @@ static __always_inline const struct known_link *link_to(__u16 index, const struc
 {
 	const struct known_link *link = link_slot(index);
 
-	if (!link || (__u16)link->ifindex != index || !link_holds(link))
+	if (!link || (__u16)link->ifindex != index || !link_is_current(link))
 		return NULL;
 	if (family == FAMILY_IPV4 ? link->endpoint.ipv4 != ip->words[0]
 				  : !address_equals_aligned(&link->endpoint.ipv6, ip))

@@ -49,7 +49,7 @@ static __always_inline bool is_endpoint_identity(__u32 identity)
 /* Return the identity of the longest prefix that contains a pod's address; 0 if there is none, or if CIDRs do not
  * select pods.
  */
-VERIFIED_ALONE network_around(const struct address *ip, __u32 identity, __u32 family)
+VERIFIED_ALONE policy_cidr_identity(const struct address *ip, __u32 identity, __u32 family)
 {
 	const struct node_config *node = node_facts();
 	struct ipcache_key key = {};
@@ -135,9 +135,10 @@ static __always_inline struct policy_entry *policy_choose_also(void *map, struct
 #define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))
 
 /* Evaluate the policy of the endpoint on this side of the flow, and count the packet at the entry. `network` is the
- * result of network_around().
+ * result of policy_cidr_identity().
  */
-VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use, __u32 network)
+VERIFIED_ALONE policy_evaluate(const struct flow *flow, enum direction direction, const struct use *use,
+			       __u32 network)
 {
 	enum policy_match match = MATCH_NONE;
 	struct policy_entry *entry;
@@ -173,7 +174,7 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 }
 
 /* Return whether the endpoint is in audit mode. */
-static __always_inline bool is_audited(__u32 endpoint)
+static __always_inline bool in_audit_mode(__u32 endpoint)
 {
 	const struct node_config *node = node_facts();
 
@@ -189,13 +190,13 @@ static __always_inline int policy_check_sent(struct __sk_buff *skb, struct flow 
 					     enum direction sent, bool new, const struct use *use, __u8 family)
 {
 	__u32 peer = direction == EGRESS ? flow->destination_identity : flow->source_identity;
-	__u32 network = sent == EGRESS ? network_around(&flow->daddr, peer, family)
-				       : network_around(&flow->saddr, peer, family);
-	int answer = policy_ask(flow, direction, use, network), refused = REFUSED(answer);
+	__u32 network = sent == EGRESS ? policy_cidr_identity(&flow->daddr, peer, family)
+				       : policy_cidr_identity(&flow->saddr, peer, family);
+	int answer = policy_evaluate(flow, direction, use, network), refused = REFUSED(answer);
 	__u32 how = MATCHED(MATCH_OF(answer), family);
 
 	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY &&
-		     is_audited(direction == EGRESS ? flow->source : flow->destination))) {
+		     in_audit_mode(direction == EGRESS ? flow->source : flow->destination))) {
 		send_policy_verdict_notify(skb, flow, direction, 0, how | AUDITED);
 		return 0;
 	}
@@ -229,8 +230,8 @@ static __always_inline __be16 asked_port(const struct flow *flow)
 /* Evaluate policy for the flow that the packet replies to, in the flow's own `direction`, with `peer` at the other end;
  * returns 0 or a drop reason for the reply. Replies are not counted, and not redirected to a proxy by this.
  */
-static __always_inline int policy_check_answered(struct __sk_buff *skb, struct flow *flow, enum direction direction,
-						 __u32 peer, __u8 family)
+static __always_inline int policy_check_reply(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+					      __u32 peer, __u8 family)
 {
 	const __u32 source_identity = flow->source_identity, destination_identity = flow->destination_identity;
 	const __u16 source = flow->source, destination = flow->destination;

@@ -51,8 +51,8 @@ static __always_inline __u64 verdict_tag(__u32 epochs, __u32 now)
 /* Return whether the flow has a verdict with this tag. In the flow's own direction it also counts a packet that is not
  * evaluated; replies are not counted.
  */
-static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, const struct flow *flow, bool reply,
-					  __u32 bytes)
+static __always_inline bool verdict_is_valid(struct ct_entry *entry, __u64 tag, const struct flow *flow, bool reply,
+					     __u32 bytes)
 {
 	__u64 word = entry->verdict;
 
@@ -69,8 +69,7 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 /* Cache an allow verdict with this tag. Not for packets that start or end a connection: the receiver's conntrack must
  * see the next ones.
  */
-static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, __u32 ifindex,
-					     const struct flow *flow)
+static __always_inline void verdict_store(struct ct_entry *entry, __u64 tag, __u32 ifindex, const struct flow *flow)
 {
 	if (flow->tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return;
@@ -84,7 +83,7 @@ struct use {
 	__u32 bytes;
 };
 
-static __always_inline void verdict_take(struct ct_entry *entry, struct use *use)
+static __always_inline void verdict_take_counts(struct ct_entry *entry, struct use *use)
 {
 	__u64 word = __sync_lock_test_and_set(&entry->verdict, 0);
 

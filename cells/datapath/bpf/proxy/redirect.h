@@ -57,7 +57,7 @@ static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, co
 }
 
 /* Return whether the socket is an established or pending connection: not closed, and not a listener. */
-static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
+static __always_inline bool proxy_is_connection(const struct bpf_sock *socket)
 {
 	return socket->state != BPF_TCP_LISTEN && socket->state != BPF_TCP_TIME_WAIT;
 }
@@ -73,7 +73,7 @@ static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
 	})
 
 /* Return whether the socket is bound to the packet's destination: not a wildcard socket of the node. */
-static __always_inline bool proxy_is_at(const struct bpf_sock *socket, const struct flow *flow, __u32 family)
+static __always_inline bool proxy_is_bound_to(const struct bpf_sock *socket, const struct flow *flow, __u32 family)
 {
 	if (family == FAMILY_IPV4)
 		return SOCKET_WORD(socket, src_ip4) == flow->daddr.words[0];
@@ -86,7 +86,8 @@ static __always_inline bool proxy_is_at(const struct bpf_sock *socket, const str
 /* Look up the socket with which a proxy connected from the address of the pod that the packet is for, or NULL. The
  * caller releases it.
  */
-static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+static __always_inline struct bpf_sock *proxy_lookup_client_socket(struct __sk_buff *skb, const struct flow *flow,
+								   __u32 family)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
@@ -95,11 +96,11 @@ static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const
 	/* Checked separately, because the verifier treats them as different types. */
 	if (flow->protocol == IPPROTO_UDP) {
 		socket = bpf_sk_lookup_udp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
-		if (!socket || proxy_is_at(socket, flow, family))
+		if (!socket || proxy_is_bound_to(socket, flow, family))
 			return socket;
 	} else if (flow->protocol == IPPROTO_TCP) {
 		socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
-		if (!socket || proxy_goes_on(socket))
+		if (!socket || proxy_is_connection(socket))
 			return socket;
 	} else {
 		return NULL;
@@ -109,8 +110,8 @@ static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const
 }
 
 /* Fill the reply tuple of an ICMP error's embedded packet; false if its source is not the error's destination. */
-static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, struct __sk_buff *skb,
-					      const struct flow *flow, __u32 family)
+static __always_inline bool proxy_fill_embedded(struct bpf_sock_tuple *tuple, struct __sk_buff *skb,
+						const struct flow *flow, __u32 family)
 {
 	__u32 offset = flow->l4 + sizeof(struct icmphdr);
 	__be16 ports[2];
@@ -147,32 +148,33 @@ static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, stru
 /* Return whether the packet is an ICMP error about a packet that a proxy sent with the destination's address: then it
  * is passed to the stack, which finds the proxy's socket (above all for "packet too big").
  */
-VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+VERIFIED_ALONE is_error_for_proxy(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
-	bool goes_on;
+	bool has_valid_verdict;
 
-	if (!flow || !proxy_fill_quoted(&tuple, skb, flow, family))
+	if (!flow || !proxy_fill_embedded(&tuple, skb, flow, family))
 		return false;
-	if (unlikely(flow->dnat) && !flow->to_asker) /* its port is not changed yet, see change_port() */
+	if (unlikely(flow->dnat) &&
+	    !flow->to_proxy_client) /* its port is not changed yet, see proxy_change_port() */
 		*(family == FAMILY_IPV4 ? &tuple.ipv4.sport : &tuple.ipv6.sport) ^= CHANGED_PORT;
 	socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
-	goes_on = proxy_goes_on(socket);
+	has_valid_verdict = proxy_is_connection(socket);
 	bpf_sk_release(socket);
-	return goes_on;
+	return has_valid_verdict;
 }
 
 /* Return whether a proxy has a socket for this reply of a redirected flow. Otherwise it is for the pod. */
-VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+VERIFIED_ALONE proxy_has_socket(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock *socket;
 
 	if (!flow)
 		return false;
-	socket = proxy_asker(skb, flow, family);
+	socket = proxy_lookup_client_socket(skb, flow, family);
 	if (!socket)
 		return false;
 	bpf_sk_release(socket);
@@ -180,14 +182,14 @@ VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32
 }
 
 /* Assign the reply to the proxy's socket; false if there is none. */
-VERIFIED_ALONE proxy_answer(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+VERIFIED_ALONE proxy_assign_reply(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock *socket;
 	int refused;
 
 	if (!flow)
 		return false;
-	socket = proxy_asker(skb, flow, family);
+	socket = proxy_lookup_client_socket(skb, flow, family);
 	if (!socket)
 		return false;
 	refused = bpf_sk_assign(skb, socket, 0);
@@ -211,7 +213,7 @@ VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u3
 	} else if (flow->protocol == IPPROTO_TCP) {
 		proxy_fill_flow(&tuple, flow, family);
 		socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
-		if (socket && !proxy_goes_on(socket)) {
+		if (socket && !proxy_is_connection(socket)) {
 			bpf_sk_release(socket);
 			socket = NULL;
 		}
@@ -232,16 +234,16 @@ static __always_inline void mark_for_proxy(struct __sk_buff *skb, const struct f
 }
 
 /* Return whether the packet must be passed to a proxy. */
-static __always_inline bool is_proxys(const struct flow *flow)
+static __always_inline bool is_for_proxy(const struct flow *flow)
 {
-	return unlikely(flow->proxy_port || flow->to_asker);
+	return unlikely(flow->proxy_port || flow->to_proxy_client);
 }
 
 /* Assign the packet to the proxy's socket and mark it for local delivery; false if there is no socket. */
-static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+static __always_inline bool proxy_assign_and_mark(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
-	if (unlikely(flow->related) ? !proxy_erred(skb, flow, family)
-	    : flow->to_asker	    ? !proxy_answer(skb, flow, family)
+	if (unlikely(flow->related) ? !is_error_for_proxy(skb, flow, family)
+	    : flow->to_proxy_client ? !proxy_assign_reply(skb, flow, family)
 				    : !proxy_assign(skb, flow, family))
 		return false;
 	mark_for_proxy(skb, flow);
@@ -259,9 +261,10 @@ static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flo
 }
 
 /* Pass a packet to a proxy at ingress of the host's stack; returns the verdict. */
-static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct flow *flow, __u8 status, __u8 family)
+static __always_inline int ingress_to_proxy(struct __sk_buff *skb, const struct flow *flow, __u8 status,
+					    __u8 family)
 {
-	if (!proxy_takes(skb, flow, family))
+	if (!proxy_assign_and_mark(skb, flow, family))
 		return DROP(INGRESS, DROP_NO_PROXY);
 	return pass_to_proxy(skb, flow, INGRESS, status, family);
 }
@@ -284,7 +287,7 @@ static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32
  * nftables rules restore the port of replies (cells/proxy/envoy/translated.py). A client cannot have two connections at
  * a time with ports that differ only in this bit, one to the service and one to the pod.
  */
-static __always_inline bool change_port(struct __sk_buff *skb, const struct flow *flow)
+static __always_inline bool proxy_change_port(struct __sk_buff *skb, const struct flow *flow)
 {
 	__u32 quoted = flow->l4 + sizeof(struct icmphdr);
 	__u8 first;
@@ -307,22 +310,22 @@ static __always_inline bool change_port(struct __sk_buff *skb, const struct flow
 /* Return whether a packet from the stack to a pod must be passed to a proxy: by policy, or as an ICMP error about a
  * translated connection.
  */
-static __always_inline bool gets_proxied(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline bool must_pass_to_proxy(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
-	if (unlikely(flow->related && flow->dnat) && proxy_erred(skb, flow, family))
-		flow->to_asker = true;
-	return is_proxys(flow);
+	if (unlikely(flow->related && flow->dnat) && is_error_for_proxy(skb, flow, family))
+		flow->to_proxy_client = true;
+	return is_for_proxy(flow);
 }
 
 /* Redirect a packet for a proxy to ingress of cilium_net (see host_receives()): at egress of the stack, or before
  * another plugin's bridge, it cannot be assigned to a socket. Returns the verdict.
  */
-static __always_inline int proxied_again(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int redirect_to_host_ingress(struct __sk_buff *skb, struct flow *flow)
 {
 	const struct node_config *node = node_facts();
 	struct ethernet *eth;
 
-	flow->dnat = unlikely(flow->dnat) && change_port(skb, flow);
+	flow->dnat = unlikely(flow->dnat) && proxy_change_port(skb, flow);
 	eth = packet_eth(skb);
 	if (!node || !eth)
 		return DROP(INGRESS, DROP_NO_CONFIG);

@@ -52,7 +52,7 @@ static __always_inline int xdp_send(context_t *ctx, const struct flow *flow, enu
 	const struct device_config *device;
 	struct bpf_fib_lookup fib;
 	mac_t from, to = 0;
-	long found = fib_ask(ctx, &fib, &flow->saddr, &flow->daddr, family);
+	long found = fib_next_hop(ctx, &fib, &flow->saddr, &flow->daddr, family);
 	__u32 ifindex = fib.ifindex;
 
 	if (likely(found == BPF_FIB_LKUP_RET_SUCCESS && device_takes(ctx, ifindex))) {
