@@ -1,6 +1,6 @@
-"""The node agent: all its cells, as one.
+"""The node agent: one module of all its cells.
 
-The order of this list means nothing: what starts before what follows from what each cell needs.
+The order of the cells has no meaning; dependencies determine the start order.
 """
 
 from __future__ import annotations
@@ -79,34 +79,36 @@ from lifecycle.admin import AdminSocket, admin
 
 @after(Api, StartedDaemon, CniConfig, HostIPSync, Tunnel)
 def ready() -> AgentReady:
-    """What probes wait for: both sockets serve, and the CNI configuration is written."""
+    """Report readiness to probes: both sockets serve, and the CNI configuration is written."""
     return AgentReady()
 
 
 # The shell socket: commands to the running agent, for ``hive shell`` and an unmodified ``cilium-dbg shell``.
 #
-# Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands stop modules.
+# Source: Cilium 1.17, pkg/shell. Only root may connect, since commands can stop modules.
 
 
 class ShellSettings(Settings, frozen=True):
     """Settings of the shell."""
 
     shell_sock_path: Path | None = Path("shell.sock")
-    """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
+    """Unix socket of the command shell, in the state-dir unless absolute; empty: no shell."""
 
     shell_history: Annotated[int, Meta(ge=0)] = 0
-    """Past moments of all tables that the shell can show (db/moments), at most one a second; 0: none."""
+    """Number of past moments of all tables that the shell can show (db/moments), at most one per second; 0:
+    none.
+    """
 
 
 _NOT_STOPPED: Final = {
     "agent.endpoint-restore": ("running pods would not be restored unchanged: restart the agent instead"),
     "agent.router": "routes of running pods would change: restart the agent instead",
 }
-"""Modules that are not brought back as they were while pods run."""
+"""Module -> why the shell must not stop it: stopping would change running pods."""
 
 
 def shell_socket(agent: AgentConfig, settings: ShellSettings) -> AdminSocket:
-    """Where the shell is; made once the agent has claimed its node."""
+    """Return the socket of the shell, which is created once the agent has claimed its node."""
     path = settings.shell_sock_path
     return AdminSocket(
         None if path is None else agent.state_dir / path, keeps=_NOT_STOPPED, history=settings.shell_history

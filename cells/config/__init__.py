@@ -1,8 +1,8 @@
-"""The agent's node-wide configuration, and its claim on the node.
+"""The agent's node-wide configuration, and the hook that claims the node.
 
-Source: reads the settings, gives every other cell the resolved paths and names.
-Why:    a cell that takes an AgentConfig starts after its hook, so it knows that the directories exist, that
-        bpffs is mounted, that the process may use it, and that no other agent has this node.
+AgentConfig has the resolved paths and names for all cells. A cell that depends on it starts after its hook:
+the directories exist, bpffs is mounted, the process has the capabilities, and no other agent runs on this
+node.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ __all__ = [
 ]
 
 
-# How our plugin works with others.
+# Chaining with other CNI plugins.
 #
 # Source: Cilium 1.17, cni-chaining-mode.
 
 
 class ChainingMode(msgspec.Struct, frozen=True):
-    """How the network configuration that is written has our plugin work with others."""
+    """The chaining mode of the CNI configuration that the agent writes."""
 
     name: str
 
     @property
     def own_links(self) -> bool:
-        """Whether pods' links are ours: no other plugin has made them."""
+        """Whether our plugin creates the pods' links, not another one."""
         return self.name in ("none", "portmap")
 
 
-# Settings that concern the whole agent.
+# Settings of the whole agent.
 
 LONGEST_SOCKET: Final = 107
-"""Bytes of the path of a unix socket (unix(7))."""
+"""Maximum length of a unix socket's path in bytes (unix(7))."""
 LONGEST_STATE_DIR: Final = LONGEST_SOCKET - len("/cilium.sock")
-"""Bytes."""
+"""Maximum length of the path in bytes."""
 
 _CLUSTER_NAME: Final = re.compile(r"([a-z0-9][-a-z0-9]*)?[a-z0-9]")
 _LONGEST_CLUSTER_NAME: Final = 32
 MESH_SIZES: Final = (255, 511)
-"""How many clusters a mesh may have: 511 take one of the 16 bits that identities have within a cluster."""
+"""Maximum numbers of clusters; 511 use one of the 16 bits of identities within a cluster."""
 
 
 def cluster_name_fault(name: str) -> str:
-    """Why it is not a name of a cluster, in Cilium's words; empty for one that is."""
+    """Return why a cluster name is invalid, in Cilium's words; empty if it is valid."""
     if not name:
         return "must not be empty"
     if len(name) > _LONGEST_CLUSTER_NAME:
@@ -79,7 +79,7 @@ def cluster_name_fault(name: str) -> str:
 
 
 def cluster_faults(name: str, cluster_id: int, most: int) -> Iterator[str]:
-    """What is wrong with the name and the id of the own cluster, in a mesh of so many clusters.
+    """Yield what is wrong with name and id of the local cluster, in a mesh of up to ``most`` clusters.
 
     Source: Cilium 1.17, ClusterInfo.Validate.
     """
@@ -97,7 +97,7 @@ def cluster_faults(name: str, cluster_id: int, most: int) -> Iterator[str]:
 
 
 class AgentSettings(Settings, frozen=True):
-    """Directories of the agent, address families, the MTU."""
+    """Directories of the agent, address families and MTU."""
 
     state_dir: Path = Path("/var/run/cilium")
     """Directory of the sockets, the pidfile, the delete queue and the endpoints' state."""
@@ -106,38 +106,39 @@ class AgentSettings(Settings, frozen=True):
     """Path of the API's socket; unset: cilium.sock in the state-dir."""
 
     bpf_root: Path = Path("/sys/fs/bpf")
-    """Where bpffs is mounted; maps are pinned in tc/globals below it."""
+    """Mount point of bpffs; maps are pinned in its tc/globals."""
 
     enable_ipv4: bool = True
-    """Give pods IPv4 addresses."""
+    """Allocate IPv4 addresses to pods."""
 
     enable_ipv6: bool = False
-    """Give pods IPv6 addresses."""
+    """Allocate IPv6 addresses to pods."""
 
     cluster_name: str = "default"
-    """Name of the cluster, part of every pod's labels."""
+    """Name of the cluster; a label of every pod."""
 
     cluster_id: int = 0
-    """Number of the cluster in a mesh, up to max-connected-clusters: the first bits of its pods' identities.
-    0: in no mesh. With a number the cluster needs a name of its own."""
+    """Id of the cluster in a mesh, up to max-connected-clusters: the high bits of its pods' identities. 0: no
+    mesh. Another id requires a cluster-name.
+    """
 
     max_connected_clusters: int = 255
-    """How many clusters the mesh may have, 255 or 511: the same in all of them."""
+    """Maximum number of clusters in the mesh, 255 or 511; the same in all clusters."""
 
     debug: bool = False
-    """Log at level debug, here and in the CNI plugin."""
+    """Log at level debug, in the agent and in the CNI plugin."""
 
     mtu: int = 0
-    """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
+    """MTU of pods' links in bytes; 0: the smallest of the node's uplinks."""
 
     @property
     def globals_dir(self) -> Path:
-        """Where maps are pinned."""
+        """Directory of pinned maps."""
         return self.bpf_root / "tc" / "globals"
 
     @property
     def programs_dir(self) -> Path:
-        """Where programs are pinned, and what goes with them."""
+        """Directory of pinned programs and links."""
         return self.bpf_root / "cilium"
 
     def faults(self) -> Iterator[str]:
@@ -161,38 +162,38 @@ class AgentSettings(Settings, frozen=True):
         yield from cluster_faults(self.cluster_name, self.cluster_id, self.max_connected_clusters)
 
 
-# Which kernel the agent needs, and what goes missing on one that is not new.
+# The required kernel, and the features that older kernels lack.
 #
-# Source: the kernel's own history; what of it the programs and the agent use is named with each version.
+# Source: the kernel's history; each version is listed with the feature that the programs or the agent use.
 
 Version = tuple[int, int]
 
 OLDEST: Final[Version] = (5, 14)
 """SO_NETNS_COOKIE, which distinguishes pods' namespaces.
 
-Before that: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory that no RLIMIT_MEMLOCK limits
-5.11, bpf_redirect_peer 5.10, fields of maps read by programs 5.9.
+Older features in use: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory without
+RLIMIT_MEMLOCK 5.11, bpf_redirect_peer 5.10, fields of maps read by programs 5.9.
 """
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
-"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF): conntrack maps are walked by it."""
+"""The kernel's BTF (CONFIG_DEBUG_INFO_BTF), which programs need to walk conntrack maps."""
 LOCKDOWN: Final = Path("/sys/kernel/security/lockdown")
-"""How far the kernel keeps root out of itself: ``none [integrity] confidentiality``."""
+"""The kernel's lockdown mode: ``none [integrity] confidentiality``."""
 FEATURES: Final[tuple[tuple[Version, str], ...]] = (
-    ((6, 8), "a pod's first packet to the node may be late by up to a second"),
+    ((6, 8), "the first packet of a pod to the node may be delayed by up to a second"),
 )
-"""What goes missing before each version."""
+"""Version -> what does not work before it."""
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def version_of(release: str) -> Version | None:
-    """Major and minor number in a release as uname prints it, such as ``6.1.0-18-amd64``."""
+    """Parse major and minor version of a kernel release such as ``6.1.0-18-amd64``; None if it has none."""
     found = _RELEASE.match(release)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def check_kernel(release: str) -> None:
-    """Raise HiveError, one line, for a kernel that is too old; one that does not say what it is passes."""
+    """Raise HiveError if the kernel is too old; an unknown release passes."""
     version = version_of(release)
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -203,18 +204,18 @@ def check_kernel(release: str) -> None:
 
 
 def missing_features(release: str, btf: Path = BTF, lockdown: Path = LOCKDOWN) -> list[str]:
-    """What does not work on this kernel, each with what it takes."""
+    """Return what does not work on this kernel, each with its requirement."""
     version = version_of(release)
     missing = [
-        f"{what}; it takes Linux {'.'.join(map(str, since))}"
+        f"{what}; requires Linux {'.'.join(map(str, since))}"
         for since, what in FEATURES
         if version is not None and version < since
     ]
-    stay = "ended connections, and those of removed pods, stay in the conntrack maps until these are full"
+    stale = "stale conntrack entries stay in the maps until these are full"
     if not btf.exists():
-        missing.append(f"{stay}; it takes a kernel with CONFIG_DEBUG_INFO_BTF")
+        missing.append(f"{stale}; requires a kernel with CONFIG_DEBUG_INFO_BTF")
     if lockdown.exists() and "[confidentiality]" in lockdown.read_text():
-        missing.append(f"{stay}; it takes a kernel without lockdown=confidentiality")
+        missing.append(f"{stale}; requires a kernel without lockdown=confidentiality")
     return missing
 
 
@@ -224,14 +225,14 @@ BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 
 FEWEST_FILES = 256
-"""Descriptors without which not even the pooled policy maps can be opened."""
+"""Minimum number of file descriptors, enough for the pooled policy maps."""
 
 
 class AgentConfig:
-    """Paths and names every cell agrees on.
+    """The resolved paths and names for all cells, and the hook that claims the node.
 
-    The hook makes the directories and takes the node: a second agent with the same state directory or the
-    same maps is refused, and the pidfile is written. Raises HiveError, one line, when the node is not usable.
+    The hook creates the directories, takes the locks and writes the pidfile. Raises HiveError if the node is
+    unsuitable or another agent has the same state directory or maps.
     """
 
     ipv4: bool = True
@@ -248,7 +249,9 @@ class AgentConfig:
         self.bpf_root = settings.bpf_root
         self.cluster_name = settings.cluster_name
         self.cluster_id = settings.cluster_id
+        """Id of the cluster in a mesh; 0: no mesh."""
         self.max_connected_clusters = settings.max_connected_clusters
+        """Maximum number of clusters in the mesh."""
         self.debug = settings.debug
         self.mtu = settings.mtu
         self.ipv4 = settings.enable_ipv4
@@ -266,7 +269,7 @@ class AgentConfig:
 
     @property
     def node_name(self) -> str:
-        """``K8S_NODE_NAME`` as the DaemonSet sets it, else the host's name."""
+        """The name of this node: ``K8S_NODE_NAME``, else the host's name."""
         return os.environ.get("K8S_NODE_NAME") or socket.gethostname()
 
     async def _claim(self) -> None:
@@ -287,7 +290,7 @@ class AgentConfig:
                 for directory in (self.globals_dir, self.programs_dir):
                     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 self._locks.append(take_lock(self.programs_dir, "bpf-root"))
-            # An agent of another make does not know our locks; from here on the pidfile is ours.
+            # Cilium's agent ignores our locks. From here on the pidfile is ours.
             check_directory("socket-path", self.api_socket)
             for path in (self.api_socket, self.cni_socket):
                 clear_socket(path)
@@ -315,7 +318,7 @@ class AgentConfig:
 
 @contextmanager
 def writable(setting: str, directory: Path) -> Iterator[None]:
-    """Report what could not be made below a directory, in one line that names its setting."""
+    """Convert an OSError below a directory to a HiveError that names the setting."""
     try:
         yield
     except OSError as error:
@@ -361,7 +364,7 @@ def check_ipv6(root: Path = Path("/proc/sys")) -> None:
 
 
 def check_directory(setting: str, path: Path) -> None:
-    """Raise HiveError unless the directory of a path is there."""
+    """Raise HiveError unless the parent directory of a path exists."""
     if not path.parent.is_dir():
         raise HiveError(
             f"{setting} {path}: {path.parent} is not a directory; make it, or leave the setting out"
@@ -369,9 +372,9 @@ def check_directory(setting: str, path: Path) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the hard limit does: every pod's policy map is one.
+    """Raise the descriptor limit to the hard limit, since every pod's policy map needs one.
 
-    Raises HiveError when that is too few for the agent itself.
+    Raises HiveError if the hard limit is too low for the agent itself.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
@@ -383,7 +386,10 @@ def raise_descriptor_limit() -> None:
 
 
 def take_lock(path: Path, setting: str, pidfile: Path | None = None) -> int:
-    """Lock a file, or a directory that is there; its descriptor. HiveError when another agent holds it."""
+    """Lock a file or an existing directory; return its descriptor.
+
+    Raises HiveError if another agent holds the lock.
+    """
     kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
     lock = os.open(path, kind | os.O_CLOEXEC, 0o600)
     try:
@@ -398,7 +404,7 @@ def take_lock(path: Path, setting: str, pidfile: Path | None = None) -> int:
 
 
 def read_pidfile(path: Path) -> str:
-    """The pid in it, empty when there is none."""
+    """Return the pid in a pidfile; empty without a valid one."""
     try:
         text = read_regular(path, 100).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -407,7 +413,7 @@ def read_pidfile(path: Path) -> str:
 
 
 def write_pidfile(path: Path) -> None:
-    """Overwrite the pidfile, mode 0660, including a stale one of a killed agent."""
+    """Write the pidfile with mode 0660, in place of a stale one."""
     path.write_text(f"{os.getpid()}\n", encoding="ascii")
     path.chmod(0o660)
 

@@ -1,7 +1,7 @@
-"""Whether what is configured is still what runs, and copies of what ran.
+"""Reports settings that differ from the running ones, and writes copies of the running settings to disk.
 
-Source: watches the config-dir; an event is only a hint, and everything is read and compared again.
-Why:    an operator who edits a ConfigMap must see that a restart is due, and what it would change.
+Watches the config-dir; an event is only a hint, after which everything is read and compared again. Thus a
+user who edits a ConfigMap sees that a restart is due, and what it would change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lifecycle.settings import Loaded, Setting
 __all__ = ["Change", "ConfigDrift", "cell", "directory_changes", "file_changes"]
 
 
-# Copies of the settings on disk, as Cilium's agent keeps them: of this start, and of the two before.
+# Copies of the settings on disk, in Cilium's format: of this start, and of the two previous ones.
 #
-# Source: Cilium 1.17, the files agent-runtime-config.json and viper-agent-config.yaml in its state directory.
+# Source: Cilium 1.17, agent-runtime-config.json and viper-agent-config.yaml in its state directory.
 #         cilium-dbg reads the first while no agent answers.
 
 RUNTIME_CONFIG: Final = "agent-runtime-config"
@@ -53,23 +53,23 @@ FIELDS: Final = {
     "monitor-aggregation": "MonitorAggregation",
     "routing-mode": "RoutingMode",
 }
-"""Settings, and the fields of Cilium's DaemonConfig by which cilium-cli detects features."""
+"""Setting -> field of Cilium's DaemonConfig, by which cilium-cli detects features."""
 KTIME: Final = 0
-"""Cilium's number for the clock of the conntrack maps: seconds since boot."""
+"""Cilium's value of a conntrack clock in seconds since boot."""
 _GENERATIONS: Final = 3
 
 
 def write_copies(config: AgentConfig, settings: Iterable[Setting]) -> None:
-    """Write both files, moving the earlier ones on. Raises OSError."""
+    """Write both files and rotate the previous ones. Raises OSError."""
     settings = list(settings)
     given = {one.option.name: one.text for one in settings if one.origin != "default"}
     _rotate(config.state, RUNTIME_CONFIG, "json", _text(runtime_config(config, settings)))
-    # JSON of texts is YAML, too: no library is loaded for it
+    # JSON is valid YAML, so no YAML library is imported
     _rotate(config.state, GIVEN_CONFIG, "yaml", _text(given))
 
 
 def runtime_config(config: AgentConfig, settings: Iterable[Setting]) -> dict[str, object]:
-    """Under Cilium's names what its tools may ask; under ``Settings`` every setting as text."""
+    """Return the settings in Cilium's fields, and all settings as strings under ``Settings``."""
     fields = {
         FIELDS[one.option.name]: one.value if isinstance(one.value, bool | int) else one.text
         for one in settings
@@ -92,7 +92,7 @@ def _text(values: dict[str, object] | dict[str, str]) -> str:
 
 
 def _rotate(directory: Path, name: str, suffix: str, text: str) -> None:
-    """Write ``name.suffix``, earlier ones becoming ``name-1.suffix`` and ``name-2.suffix``."""
+    """Write ``name.suffix``; previous files become ``name-1.suffix`` and ``name-2.suffix``."""
     paths = [directory / f"{name}{f'-{n}' if n else ''}.{suffix}" for n in range(_GENERATIONS)]
     fresh = directory / f".{name}.new"
     fresh.write_text(text, encoding="utf-8")
@@ -103,7 +103,7 @@ def _rotate(directory: Path, name: str, suffix: str, text: str) -> None:
     fresh.replace(paths[0])
 
 
-# Where the config-dir came from, when an init container made it: the ConfigMaps mounted beside it.
+# The sources of a config-dir that an init container has built: the ConfigMaps mounted beside it.
 #
 # Source: Cilium 1.17, the keys config-sources and config-sources-overrides; the kind "directory" is ours.
 #
@@ -119,7 +119,7 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 def _sources(config_dir: Path) -> list[_Source]:
-    """What it was made of; empty if it was made manually, or by another program. Raises OSError."""
+    """Return the sources of a config-dir; empty if it was not built by hive build-config. Raises OSError."""
     try:
         return msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
     except (FileNotFoundError, ValueError, RecursionError):
@@ -127,41 +127,41 @@ def _sources(config_dir: Path) -> list[_Source]:
 
 
 def mounted_sources(config_dir: Path) -> list[Path]:
-    """The directories it was made of, the strongest last.
+    """Return the source directories of a config-dir, the highest precedence last.
 
-    None unless all of them are mounted here too, and all of them count whole: sources in the cluster, and
-    keys that may not override, cannot be followed from here. Raises OSError.
+    Empty unless all sources are mounted here and may override all keys: sources in the cluster and restricted
+    keys cannot be followed. Raises OSError.
     """
     sources = _sources(config_dir)
     try:
         overrides = json.loads((config_dir / OVERRIDES).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
-        return []  # made manually, or by another program
+        return []  # created manually or by another program
     if not isinstance(overrides, dict) or any(value is not None for value in overrides.values()):
         return []
     found = [Path(source.name) for source in sources if source.kind == "directory"]
-    return found if len(found) == len(sources) and all(map(_here, found)) else []
+    return found if len(found) == len(sources) and all(map(_is_mounted, found)) else []
 
 
-def _here(path: Path) -> bool:
+def _is_mounted(path: Path) -> bool:
     return path.is_absolute() and path.is_dir()
 
 
-# Whether what is configured now is still what runs.
+# Compares the configuration now with the running one.
 #
 # Source: Cilium 1.17, its drift checker.
 #
-# Nothing takes effect before a restart: this only reports. A config-dir is watched, a mounted ConfigMap's
-# swap included, and so is a YAML file that was named; flags and variables cannot change while a process runs.
-# Of a config-dir that hive build-config made of mounted ConfigMaps, these are watched if they are mounted
-# here too.
+# Nothing takes effect before a restart; this only reports. A config-dir is watched, including the swap of a
+# mounted ConfigMap, and so is a YAML file given by name; flags and variables cannot change while a process
+# runs. If hive build-config built the config-dir from mounted ConfigMaps, these are watched if they are
+# mounted here, too.
 
 SETTLE: Final = 0.05
-"""Seconds in which several changes of the directory are one."""
+"""Seconds in which several changes of a directory are batched."""
 
 
 REFUSED: Final = "(refused)"
-"""Stands where a change's name would: the setting is part of what is wrong."""
+"""Name of a Change for an invalid configuration."""
 
 
 class Change(msgspec.Struct, frozen=True, rename="kebab"):
@@ -169,15 +169,15 @@ class Change(msgspec.Struct, frozen=True, rename="kebab"):
 
     name: str
     running: str
-    """Its value now, as text."""
+    """The current value as text."""
     configured: str
-    """What a restart would make of it; what is wrong, if it is refused."""
+    """The value after a restart, or the error if it is invalid."""
     origin: str
-    """Where the new value is from."""
+    """The source of the new value."""
 
 
 class ConfigDrift:
-    """What differs between the settings in force and those a restart would load."""
+    """Compares the configuration with the running settings whenever a source changes."""
 
     def __init__(
         self,
@@ -191,55 +191,57 @@ class ConfigDrift:
     ) -> None:
         self._view = view
         file = view.loaded.config_file
-        self._places = [place for place in (view.loaded.config_dir, file) if place is not None]
+        self._watched = [place for place in (view.loaded.config_dir, file) if place is not None]
         self._sources: list[Path] = []
         self._config = config
         self._health = health.child("drift")
         self._log = log
         self.changes: tuple[Change, ...] = ()
-        """By name, then what is wrong; empty while nothing differs."""
-        lifecycle.append(Hook("keep a copy of the settings", self._keep_copy))
-        if not self._places:
+        """The differences by name, then the errors; empty without any."""
+        lifecycle.append(Hook("write copies of the settings", self._write_copies))
+        if not self._watched:
             self._health.ok(
                 "no config-dir, no config file: settings are from flags and variables, which cannot change"
             )
         else:
-            jobs.one_shot("watch what configures", self._watch)
+            jobs.one_shot("watch configuration", self._watch)
 
     def settings(self) -> list[Setting]:
-        """The settings in force."""
+        """Return the running settings."""
         return self._view.loaded.settings
 
     @property
-    def places(self) -> str:
-        """What may change while the agent runs, in words; empty when nothing does."""
-        return " with ".join(map(str, reversed(self._places)))
+    def watched(self) -> str:
+        """The watched sources, as text; empty if there are none."""
+        return " with ".join(map(str, reversed(self._watched)))
 
-    async def _keep_copy(self) -> None:
-        """Write what runs where Cilium's agent does; a failure is logged, as nothing depends on it."""
+    async def _write_copies(self) -> None:
+        """Write the copies; a failure is logged, since nothing depends on them."""
         try:
             await to_thread.run_sync(write_copies, self._config, self.settings())
         except OSError as error:
-            self._log.warning("settings not copied", directory=str(self._config.state), error=str(error))
+            self._log.warning(
+                "cannot write copies of the settings", directory=str(self._config.state), error=str(error)
+            )
 
     async def _watch(self) -> None:
         directory = self._view.loaded.config_dir
         if directory is not None and (sources := await to_thread.run_sync(mounted_sources, directory)):
             self._sources = sources
             file = self._view.loaded.config_file
-            self._places = [*sources, *([] if file is None else [file])]
-        directories = {place if place.is_dir() else place.parent for place in self._places}
+            self._watched = [*sources, *([] if file is None else [file])]
+        directories = {place if place.is_dir() else place.parent for place in self._watched}
         async for _ in directory_changes(directories):
-            await self.look()
+            await self.compare()
 
-    async def look(self) -> None:
+    async def compare(self) -> None:
         """Compare now."""
         found = tuple(
             _differences(self._view.loaded, await to_thread.run_sync(self._view.load, self._sources))
         )
         before, self.changes = self.changes, found
         if not found:
-            self._health.ok(f"{self.places} matches the running configuration")
+            self._health.ok(f"{self.watched} matches the running configuration")
             if before:
                 self._log.info("configuration matches the running one again")
         elif found != before:
@@ -247,13 +249,13 @@ class ConfigDrift:
             wrong = next((change.configured for change in found if change.name == REFUSED), "")
             todo = f"no agent would start from it ({wrong})" if wrong else "restart the agent to apply it"
             differing = f": {names}" if names else ""
-            text = f"{self.places} no longer matches the running configuration{differing}; {todo}"
+            text = f"{self.watched} no longer matches the running configuration{differing}; {todo}"
             self._health.degraded(f"{text}; see hive config diff")
             self._log.warning("configuration differs from the running one", settings=names, refused=wrong)
 
 
 def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
-    """Settings without effect are left out: a restart would change nothing."""
+    """Yield the differences, except of settings without effect, which a restart would not change."""
     now = {one.option.name: one for one in configured.settings}
     for one in sorted(running.settings, key=lambda one: one.option.name):
         if issubclass(one.option.struct, WithoutEffect):
@@ -266,7 +268,10 @@ def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
 
 
 async def directory_changes(directories: Iterable[Path]) -> AsyncIterator[None]:
-    """One item at first, then one after every burst of changes, until one of the directories goes."""
+    """Yield at first, then after every burst of changes.
+
+    Raises FileNotFoundError if a directory is removed or replaced.
+    """
     from asyncinotify import Inotify, Mask
 
     removed = Mask.DELETE_SELF | Mask.MOVE_SELF
@@ -289,9 +294,9 @@ async def directory_changes(directories: Iterable[Path]) -> AsyncIterator[None]:
 
 
 async def file_changes(path: Path) -> AsyncIterator[None]:
-    """Iterate once at first, then after every burst of changes beside the file, which need not exist.
+    """Yield at first, then after every burst of changes beside a file, which need not exist.
 
-    Follows the nearest directory that exists, also in place of one that is replaced.
+    Follows the nearest existing directory, also when it is replaced.
     """
     from asyncinotify import Inotify, Mask
 
@@ -314,13 +319,13 @@ def _nearest(path: Path) -> Path:
     return next(each for each in path.parents if each.is_dir())
 
 
-# How many settings a restart would change, as Cilium's metric.
+# Metrics of configuration drift.
 #
 # Source: Cilium 1.17, cilium_drift_checker_config_delta.
 
 
 def families(drift: ConfigDrift) -> Iterator[MetricFamily]:
-    """One number."""
+    """Yield the number of differences."""
     yield gauge(
         "cilium_drift_checker_config_delta",
         "The number of settings that differ from the running ones, and take effect at the next restart",
@@ -329,7 +334,7 @@ def families(drift: ConfigDrift) -> Iterator[MetricFamily]:
 
 
 def drift_metrics(drift: ConfigDrift) -> Member[Collector]:
-    """How many settings differ."""
+    """Contribute the number of differences to the metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
 
@@ -339,7 +344,7 @@ def drift_metrics(drift: ConfigDrift) -> Member[Collector]:
 
 
 def config_features(view: HiveView) -> Member[Collector]:
-    """Whether the config-dir was made of CiliumNodeConfigs too, as a feature in use.
+    """Contribute whether the config-dir has CiliumNodeConfigs as sources, as a feature in use.
 
     Source: Cilium 1.17, the kinds in config-sources.
     """

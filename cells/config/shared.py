@@ -1,6 +1,7 @@
-"""Settings that cells of several families follow: of services, announcements, endpoints and chaining.
+"""Settings that cells of several families read: of services, L2 announcements, endpoints and chaining.
 
-Why: native devices have programs if clients outside are served, though nothing be masqueraded there.
+Masquerading reads those of services, for example: native devices need programs if external clients are
+served, even without masquerading.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ __all__ = [
 ]
 
 
-# Settings of the announcement of services' addresses on the local network, under Cilium's names.
+# Settings of L2 announcements, with Cilium's names.
 
 JITTER = 1.2
-"""How much longer than the period a retry may take."""
+"""Maximum retry interval, as a multiple of the period."""
 
 
 class AnnouncementSettings(Settings, frozen=True):
-    """Which node answers for addresses of services, and for how long it may be silent."""
+    """Settings of L2 announcements."""
 
     enable_l2_announcements: bool = False
     """Answer ARP for addresses of services that CiliumL2AnnouncementPolicies select; one node answers for
-    each service."""
+    each service.
+    """
 
     l2_announcements_lease_duration: Duration = seconds(15)
-    """How long others wait for a node that does not renew its lease; as long it answers without its agent."""
+    """How long other nodes wait for a node that does not renew its lease, and how long it answers without its
+    agent.
+    """
 
     l2_announcements_renew_deadline: Duration = seconds(5)
-    """How long a node keeps answering for a service after it fails to renew its lease."""
+    """How long a node continues to answer for a service without renewing its lease."""
 
     l2_announcements_retry_period: Duration = seconds(2)
-    """How often each lease is renewed, or tried for."""
+    """Interval of attempts to acquire or renew a lease."""
 
     agent_liveness_update_interval: Duration = seconds(1)
-    """How often the agent renews the time stamp by which programs know that it is alive."""
+    """Interval at which the agent renews the timestamp by which programs detect that it is alive."""
 
     def faults(self) -> Iterator[str]:
         lease, renew, retry, alive = (
@@ -79,96 +83,98 @@ class AnnouncementSettings(Settings, frozen=True):
 
 
 class AgentLiveness(msgspec.Struct, frozen=True):
-    """For how long programs answer for services' addresses without a living agent."""
+    """How long programs answer for services' addresses after the agent's last timestamp."""
 
     milliseconds: int
     """0: they never answer."""
 
 
-# Settings of services, under Cilium's names.
+# Settings of services, with Cilium's names.
 
 
 class ServiceSettings(Settings, frozen=True):
-    """Which services are served to which clients."""
+    """Settings of services."""
 
     kube_proxy_replacement: bool = False
-    """Serve all that kube-proxy does: as enable-node-port, enable-external-ips, enable-host-port,
-    enable-session-affinity and bpf-lb-sock at once."""
+    """Serve everything that kube-proxy serves: enables enable-node-port, enable-external-ips,
+    enable-host-port, enable-session-affinity and bpf-lb-sock.
+    """
 
     enable_node_port: bool = False
-    """Serve node ports and addresses of load balancers to clients outside."""
+    """Serve node ports and load balancer addresses to external clients."""
 
     enable_external_ips: bool = False
     """Serve the externalIPs of services."""
 
     enable_host_port: bool = False
-    """Serve pods' host ports; in the way of the portmap plugin, which does the same."""
+    """Serve host ports of pods; conflicts with the portmap plugin, which does the same."""
 
     bpf_lb_external_clusterip: bool = False
-    """Serve cluster addresses to clients outside too."""
+    """Serve cluster addresses to external clients, too."""
 
     k8s_service_proxy_name: str = ""
     """Serve only services with this value of the label service.kubernetes.io/service-proxy-name; unset: only
     those without the label."""
 
 
-# Settings of endpoints, and of attachments on links of other plugins', under Cilium's names.
+# Settings of endpoints, and of chaining with other CNI plugins, with Cilium's names.
 
 
 class EndpointSettings(Settings, frozen=True):
-    """Source addresses and routes of endpoints."""
+    """Source address checks and routes of endpoints."""
 
     enable_source_ip_verification: bool = True
-    """Drop what a pod sends from an address that is not its own."""
+    """Drop packets of a pod with a source address that is not its own."""
 
     enable_endpoint_routes: bool = False
-    """Give each pod a route of its own over its link, so that packets pass the host's stack, also between
-    pods of this node. Running pods get theirs at the next start."""
+    """Create a route for each pod over its link, so that packets pass the host's stack, also between pods of
+    this node. Running pods get theirs at the next start.
+    """
 
 
 class PodRouting(msgspec.Struct, frozen=True):
-    """How packets between the node and its pods find their way."""
+    """How packets between the node and its pods are routed."""
 
     own_routes: bool
-    """Whether each pod has a route of its own over its link."""
+    """Whether each pod has a route over its link."""
 
 
 class ChainingSettings(Settings, frozen=True):
-    """What our plugin does when it is chained after another."""
+    """Settings of chaining with other CNI plugins."""
 
     enable_route_mtu_for_cni_chaining: bool = False
-    """Give the routes of pods on other plugins' links this node's MTU."""
+    """Set this node's MTU on routes of pods with links of other plugins."""
 
 
 class ServiceProxyName(msgspec.Struct, frozen=True):
-    """Which services are served here: see served_by()."""
+    """The services that are served here: see served_by()."""
 
     name: str
-    """The value of their label service.kubernetes.io/service-proxy-name; empty: those without it."""
+    """Value of their label service.kubernetes.io/service-proxy-name; empty: those without it."""
 
 
 class ServiceReach(msgspec.Struct, frozen=True):
-    """Which clients outside the cluster's pods are served."""
+    """The frontends that are served to external clients."""
 
     replaces_kube_proxy: bool
-    """Whether all are served that kube-proxy serves."""
+    """Whether all frontends are served that kube-proxy serves."""
     node_ports: bool
-    """Whether node ports and load balancers' addresses are served."""
+    """Whether node ports and load balancer addresses are served."""
     external_ips: bool
-    """Whether externalIPs are."""
+    """Whether externalIPs are served."""
     host_ports: bool
-    """Whether host ports of pods are."""
+    """Whether host ports of pods are served."""
     cluster_ips: bool
-    """Whether cluster addresses are."""
+    """Whether cluster addresses are served."""
 
     @property
     def outside(self) -> bool:
-        """Whether anything is served to clients outside."""
+        """Whether any frontend is served to external clients."""
         return self.node_ports or self.external_ips or self.host_ports or self.cluster_ips
 
 
 def service_reach(settings: ServiceSettings) -> ServiceReach:
-    """As the settings have it."""
+    """Return the frontends to serve, by the settings."""
     every = settings.kube_proxy_replacement
     return ServiceReach(
         replaces_kube_proxy=every,
@@ -180,12 +186,12 @@ def service_reach(settings: ServiceSettings) -> ServiceReach:
 
 
 def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
-    """As the settings have it."""
+    """Return the services to serve, by the settings."""
     return ServiceProxyName(settings.k8s_service_proxy_name)
 
 
 def reach_features(reach: ServiceReach) -> Member[Collector]:
-    """Whether kube-proxy is replaced, as a feature in use."""
+    """Contribute whether kube-proxy is replaced, as a feature in use."""
     return features(
         "service-features",
         lambda: {"adv_connect_and_lb_kube_proxy_replacement_enabled": reach.replaces_kube_proxy},

@@ -1,7 +1,7 @@
-"""Cilium's options that this agent does not serve: refused, without effect, or of other programs.
+"""Cilium's options that the agent does not support: rejected, without effect, or of other programs.
 
-Why:    a key of Cilium's ConfigMap is served, refused where it asks for what is not done, or known to change
-        nothing. What remains is a mistake, and the agent warns of it.
+A key of Cilium's ConfigMap is either supported, or rejected if its value would change results, or ignored
+with a reason. Any other key is a mistake, and the agent warns of it.
 """
 
 from cells.base.metrics import Collector, MetricFamily, features, ingested
@@ -22,12 +22,12 @@ _ABSENT = (
 
 
 def absent_features() -> Member[Collector]:
-    """Features of Cilium that this agent does not have: never in use."""
+    """Contribute Cilium's features that this agent does not have, as never in use."""
     return features("absent-features", lambda: dict.fromkeys(_ABSENT, False))
 
 
 def absent_objects() -> Member[Collector]:
-    """Objects that this agent does not read: none has come."""
+    """Contribute Cilium's objects that this agent does not read, as never received."""
     families = [ingested(name, {}) for name in ("cilium_clusterwide_envoy_config", "cilium_envoy_config")]
 
     async def collect() -> list[MetricFamily]:

@@ -1,9 +1,9 @@
-"""Cilium's options of what is not built: accepted where they ask for what this agent does anyway.
+"""Cilium's options of unsupported features; only the values with this agent's behaviour are accepted.
 
-Source: Cilium 1.17, option names. Unset, each takes the value shown as its default here, which is not always
-        Cilium's: an agent without Kubernetes, tunnels and services.
-Why:    traffic must not pass for encrypted, or policies for enforced, when it is not so: any other value is
-        refused, all at once. Who builds a part takes its options away from here.
+Source: Cilium 1.17, option names. The defaults are the accepted values, not always Cilium's defaults.
+
+Any other value is rejected, all at once, so that no user relies on encryption or policies that are not in
+force. Remove an option here when its feature is implemented.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 
 from lifecycle import Duration, Settings, seconds
 
-# Bases of options that are not served: those that refuse other values, and those that change nothing.
+# Bases of unsupported options: those that reject other values, and those without effect.
 
 
 class WithoutEffect(Settings, frozen=True):
-    """Options that are accepted with any value of their type, and change nothing."""
+    """Options that are accepted with any value of their type and have no effect."""
 
 
 class UnservedSettings(Settings, frozen=True):
-    """Options that may only ask for what the agent does anyway: their defaults."""
+    """Options that are accepted only with their default value."""
 
     def faults(self) -> Iterable[str]:
         return (
@@ -40,7 +40,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# Keys of Cilium's ConfigMap, and variables of its pods, that other programs read: no settings of the agent.
+# Keys of Cilium's ConfigMap, and variables of its pods, that only other programs read.
 #
 # Source: Cilium 1.17, options of its operators, its chart's init containers and hooks.
 
@@ -70,243 +70,246 @@ pod-restart-selector policy-secrets-namespace remove-cilium-node-taints set-cili
 set-cilium-node-taints skip-crd-creation subnet-ids-filter subnet-tags-filter synchronize-k8s-nodes
 synchronize-k8s-services taint-sync-workers unmanaged-pod-watcher-interval validate-network-policy
 """
-"""Options of our operator, which refuses those of parts that are not built."""
+"""Options of our operator, which rejects those of unsupported features."""
 
 CLOUDS: Final = """
 aws-enable-prefix-delegation aws-release-excess-ips azure-use-primary-address azure-user-assigned-identity-id
 ec2-api-endpoint eni-gc-interval eni-gc-tags eni-tags update-ec2-adapter-limit-via-api
 """
-"""Options of Cilium's operators of clouds; their modes of IPAM are refused."""
+"""Options of Cilium's operators of cloud providers; their IPAM modes are rejected."""
 
 PODS: Final = """
 all-state bpf-state clean-cilium-bpf-state clean-cilium-state cni-uninstall config-sources
 config-sources-overrides custom-cni-conf etcd-config health-sock sock state wait-bpf-mount
 """
-"""What init containers, hooks, clients and `hive build-config` read and write."""
+"""Keys of init containers, hooks, clients and `hive build-config`."""
 
 OTHERS: Final = frozenset(f"{OPERATOR} {CLOUDS} {PODS}".split())
-"""All of them."""
+"""All of these keys."""
 
 
 class UnservedAgent(UnservedSettings, frozen=True):
-    """The agent's own behaviour, and the runtime's."""
+    """Behaviour of the agent, and container runtimes."""
 
     cni_external_routing: bool = False
-    """Routing of pods is never left to other plugins; see cni-chaining-mode for chains."""
+    """Routing of pods is never left to other plugins; see cni-chaining-mode for chaining."""
 
     restore: bool = True
-    """Pods live on through a restart of the agent."""
+    """Endpoints are always restored after a restart of the agent."""
 
     keep_config: bool = False
     """Each start reads its settings anew."""
 
     debug_verbose: str = ""
-    """There is one level of debug, for everything."""
+    """There is one debug level, for all parts."""
 
     pprof: bool = False
     """Profiles are not served; see `hive inspect --timeline` for the start."""
 
     dry_mode: bool = False
-    """There is no agent that does nothing; `hive inspect` shows one without starting it."""
+    """There is no dry mode; `hive inspect` shows an agent without starting it."""
 
     enable_k8s: bool = True
-    """Objects come from an API server or a folder where a setting names one, and from nowhere otherwise."""
+    """Without an API server or manifests-dir the agent runs without Kubernetes."""
 
     enable_mke: bool = False
-    """Mirantis' chains of plugins are not built."""
+    """Chaining on Mirantis Kubernetes Engine is not supported."""
 
     enable_dynamic_lifecycle_manager: bool = False
-    """Parts of the agent are not started and stopped by a setting."""
+    """Parts of the agent cannot be started and stopped by a setting."""
 
     static_cnp_path: str = ""
-    """Policies of a folder come with its other objects: see manifests-dir."""
+    """Put policies into manifests-dir instead."""
 
 
 class UnservedAnnouncements(UnservedSettings, frozen=True):
-    """Addresses announced to others."""
+    """L2 announcements."""
 
     enable_l2_pod_announcements: bool = False
-    """Addresses of pods are not announced yet."""
+    """L2 announcements of pods' addresses are not supported yet."""
 
 
 class UnservedBandwidth(UnservedSettings, frozen=True):
-    """Bandwidth of pods."""
+    """Bandwidth management."""
 
     enable_bandwidth_manager: bool = False
-    """Pods' bandwidth is not limited yet."""
+    """The bandwidth manager is not supported yet."""
 
     enable_bbr: bool = False
-    """Pods' congestion control is not chosen yet."""
+    """BBR congestion control for pods is not supported yet."""
 
 
 class UnservedCluster(UnservedSettings, frozen=True):
-    """Identities and addresses that nodes share."""
+    """Identities and the ipcache."""
 
     node_labels: str = ""
-    """The node's labels are not part of identities yet."""
+    """Labels of nodes in identities are not supported yet."""
 
     fixed_identity_mapping: str = ""
-    """Identities of one's own cannot have fixed numbers yet."""
+    """Fixed numbers for user-defined identities are not supported yet."""
 
     enable_high_scale_ipcache: bool = False
-    """All identities of addresses are in the ipcache map."""
+    """The ipcache map always has the identities of all addresses."""
 
 
 class UnservedDatapath(UnservedSettings, frozen=True):
-    """Kinds of links, and what the programs store and report."""
+    """Links, maps and events of the datapath."""
 
     datapath_mode: str = "veth"
-    """Kind of the pods' links; netkit is not built yet."""
+    """Kind of the pods' links; netkit is not supported yet."""
 
     enable_ipv4_fragment_tracking: bool = True
-    """Fragments follow their first one, of both families."""
+    """IPv4 fragments are always tracked."""
 
     bpf_conntrack_accounting: bool = False
-    """Packets and bytes of each connection are not counted yet."""
+    """Packet and byte counters of conntrack entries are not supported yet."""
 
     monitor_aggregation_interval: Duration = seconds(5)
-    """How often a connection that goes on is reported again; it cannot be chosen yet."""
+    """Interval at which an active connection is reported again; it is not configurable yet."""
 
     enable_bpf_clock_probe: bool = False
-    """Times in the conntrack maps are seconds since boot."""
+    """Times in conntrack maps are always seconds since boot."""
 
     enable_ipv6_fragment_tracking: bool = True
-    """Fragments follow their first one, of both families."""
+    """IPv6 fragments are always tracked."""
 
     enable_custom_calls: bool = False
-    """Programs of others are not called for packets."""
+    """Tail calls to user-defined programs are not supported."""
 
     enable_recorder: bool = False
-    """Packets are not recorded."""
+    """Packet capture is not supported."""
 
     enable_identity_mark: bool = True
-    """The mark of a packet carries its identity to the node's stack."""
+    """Packet marks always carry the identity to the host's stack."""
 
     allow_icmp_frag_needed: bool = True
-    """Let ICMP "packet too big" messages about a pod's packets reach it whatever its policy."""
+    """ICMP "packet too big" messages for a pod's packets are always allowed."""
 
     bpf_filter_priority: int = 1
-    """Programs are attached with the first priority."""
+    """Programs are always attached with priority 1."""
 
     vlan_bpf_bypass: str = ""
-    """Packets of VLANs pass the programs of their device as others do."""
+    """VLAN packets are processed by the programs of their device like others."""
 
 
 class UnservedGateways(UnservedSettings, frozen=True):
-    """Ways out of the cluster, and groups."""
+    """Gateways and multicast."""
 
     multicast_enabled: bool = False
-    """Groups of pods are not built yet."""
+    """Multicast is not supported yet."""
 
     enable_srv6: bool = False
-    """Segment routing is not built yet."""
+    """SRv6 is not supported yet."""
 
     enable_vtep: bool = False
-    """Foreign tunnel endpoints are not known yet."""
+    """VXLAN tunnel endpoints outside the cluster are not supported yet."""
 
     enable_egress_gateway: bool = False
-    """A later name: ask for gateways with enable-ipv4-egress-gateway."""
+    """A name of Cilium 1.18; use enable-ipv4-egress-gateway."""
 
     enable_ipip_termination: bool = False
-    """Tunnels of other load balancers do not end here."""
+    """Termination of IPIP tunnels is not supported."""
 
 
 class UnservedMasquerade(UnservedSettings, frozen=True):
-    """Translation of pods' addresses on the way out."""
+    """Masquerading."""
 
     install_no_conntrack_iptables_rules: bool = False
-    """No rules of iptables are made."""
+    """The agent installs no iptables rules."""
 
     enable_masquerade_to_route_source: bool = False
-    """Masqueraded packets have the address of the device they leave through, not that of their route."""
+    """Masqueraded packets have the address of the egress device, not the source of the route."""
 
 
 class UnservedNode(UnservedSettings, frozen=True):
-    """The node's own addresses, devices and routes."""
+    """Addresses, devices and routes of the node."""
 
     enable_unreachable_routes: bool = False
-    """Addresses that pods have left are not made unreachable yet."""
+    """Unreachable routes for addresses of deleted pods are not supported yet."""
 
     route_metric: int = 0
-    """The routes to pods have the kernel's usual metric."""
+    """Routes to pods always have the kernel's default metric."""
 
     enable_runtime_device_detection: bool = True
-    """Devices that come or change while the agent runs are always noticed."""
+    """Changes of devices are always detected at run time."""
 
     enable_pmtu_discovery: bool = False
-    """Pods get no message yet about packets that are too large for the path."""
+    """Path MTU discovery for pods is not supported yet."""
 
     install_uplink_routes_for_delegated_ipam: bool = False
-    """Addresses of other IPAM plugins get no routes of ours."""
+    """Routes for addresses of delegated IPAM plugins are not supported."""
 
     egress_multi_home_ip_rule_compat: bool = False
-    """No rules for several interfaces of a cloud are made."""
+    """Routing rules for several interfaces in clouds are not supported."""
 
     force_device_detection: bool = False
-    """Uplinks are those that devices names, or, where it names none, those that are detected."""
+    """Uplinks are those that devices names; they are detected only if it is unset."""
 
     local_max_addr_scope: int = 252
-    """Addresses of a larger scope never count as the node's."""
+    """Addresses with a larger scope never count as the node's."""
 
     enable_ipv6_ndp: bool = False
-    """Neighbour solicitations for pods are not answered at the node's devices."""
+    """Neighbour solicitations for pods are not answered on the node's devices."""
 
 
 class UnservedPolicy(UnservedSettings, frozen=True):
-    """Policies, of pods and of the node."""
+    """Network policies."""
 
     enable_xdp_prefilter: bool = False
-    """Packets are not dropped by the driver yet."""
+    """The XDP prefilter is not supported yet."""
 
     enable_tracing: bool = False
     """Policy decisions are not logged; `hive monitor` shows verdicts."""
 
+    policy_default_local_cluster: bool = False
+    """Selectors of policies match endpoints of all clusters unless they name one."""
+
     lrp_address_matcher_cidrs: str = ""
-    """CiliumLocalRedirectPolicies may name any address."""
+    """CiliumLocalRedirectPolicies may match any address."""
 
 
 class UnservedProxy(UnservedSettings, frozen=True):
-    """Proxies of layer 7."""
+    """L7 proxies."""
 
     enable_envoy_config: bool = False
-    """No Envoy is configured yet."""
+    """CiliumEnvoyConfigs are not supported yet."""
 
     enable_bpf_tproxy: bool = False
-    """No proxy is started yet."""
+    """Redirection to proxies by BPF TPROXY is not configurable."""
 
     enable_ingress_controller: bool = False
-    """No proxy is started yet."""
+    """Ingress is not supported yet."""
 
     enable_gateway_api: bool = False
-    """No proxy is started yet."""
+    """The Gateway API is not supported yet."""
 
     dns_policy_unload_on_shutdown: bool = False
-    """Rules for names stay in force while no agent runs."""
+    """Policies for names stay in force while no agent runs."""
 
     enable_standalone_dns_proxy: bool = False
     """The DNS proxy is part of the agent."""
 
 
 class UnservedServices(UnservedSettings, frozen=True):
-    """Services and their load balancing."""
+    """Services and load balancing."""
 
     enable_nat46x64_gateway: bool = False
-    """Translation between IPv4 and IPv6."""
+    """Translation between IPv4 and IPv6 is not supported."""
 
     bpf_lb_nat46x64: bool = False
-    """Translation between IPv4 and IPv6."""
+    """Translation between IPv4 and IPv6 is not supported."""
 
     enable_health_check_loadbalancer_ip: bool = False
-    """A service's health is served at the node's addresses, not at those of its load balancer."""
+    """Health checks of services are served on the node's addresses, not on load balancer addresses."""
 
     enable_active_connection_tracking: bool = False
     """Connections are not counted by service and zone."""
 
     fixed_zone_mapping: str = ""
-    """Backends carry no number of a zone, as connections are not counted by it."""
+    """Backends have no zone numbers, since connections are not counted by zone."""
 
     lb_state_file: str = ""
-    """Services of a folder come with its other objects: see manifests-dir."""
+    """Put services into manifests-dir instead."""
 
 
 REFUSED: Final[tuple[type[UnservedSettings], ...]] = (

@@ -1,9 +1,10 @@
-"""Cilium's options that are accepted and change nothing: each class has the reason for its options.
+"""Cilium's options that are accepted and have no effect; each class gives the reason.
 
-Source: Cilium 1.17, option names; the defaults are those of its chart where this renders the option, so that
-        an installation with default values has nothing to log.
-Why:    a ConfigMap or a command line written for Cilium starts this agent too, and a misspelt key differs
-        from one that is of no use here. An option that would change what users get is refused instead.
+Source: Cilium 1.17, option names. Defaults are those of its chart where it renders the option, so that an
+installation with default values logs nothing.
+
+A ConfigMap or command line written for Cilium thus starts this agent, too, and a misspelt key differs from a
+useless one. Options that would change results are rejected instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lifecycle import Duration, HiveView, Logger, milliseconds, minutes, seconds
 
 
 class UnusedByTheAgent(WithoutEffect, frozen=True):
-    """The agent does without what these adjust: its log, its threads, its loops and their pace."""
+    """The agent has no use for these options of its log, threads and controllers."""
 
     agent_labels: str = ""
     agent_health_require_k8s_connectivity: bool = True
@@ -26,14 +27,14 @@ class UnusedByTheAgent(WithoutEffect, frozen=True):
     pprof_address: str = "localhost"
     pprof_port: int = 6060
     log_driver: str = ""
-    """The log goes to standard error, as lines of key=value."""
+    """The log goes to standard error, in lines of key=value."""
     log_opt: str = ""
-    """The log goes to standard error, as lines of key=value."""
+    """The log goes to standard error, in lines of key=value."""
     log_system_load: bool = False
     lib_dir: str = "/var/lib/cilium"
-    """The agent needs no files but its package's."""
+    """The agent needs only the files of its package."""
     procfs: str = "/host/proc"
-    """/host/proc is used where it is mounted."""
+    """/host/proc is used if it is mounted."""
     mke_cgroup_mount: str = ""
     dynamic_lifecycle_config: str = "[]"
     metrics_sampling_interval: Duration = minutes(5)
@@ -45,37 +46,35 @@ class UnusedByTheAgent(WithoutEffect, frozen=True):
     status_collector_stackdump_path: str = "/run/cilium/state/agent.stack.gz"
     status_collector_warning_threshold: Duration = seconds(15)
     enable_dynamic_config: bool = True
-    """Settings that no longer are what runs are always reported."""
+    """Differences from the running settings are always reported."""
     enable_drift_checker: bool = True
-    """Settings that no longer are what runs are always reported."""
+    """Differences from the running settings are always reported."""
     ignore_flags_drift_checker: str = ""
     bypass_ip_availability_upon_restore: bool = False
-    """A restored pod keeps its address."""
+    """A restored pod always keeps its address."""
     endpoint_queue_size: int = 25
     endpoint_regen_interval: Duration = minutes(2)
 
 
 class UnusedByPolicies(WithoutEffect, frozen=True):
-    """Rules and identities are computed without what these adjust."""
+    """The computation of policies and identities has no use for these options."""
 
     policy_accounting: bool = True
-    """Packets and bytes of every entry are counted."""
+    """Packets and bytes of every policy map entry are always counted."""
     policy_queue_size: int = 100
     policy_trigger_interval: Duration = seconds(1)
-    policy_default_local_cluster: bool = False
-    """There is one cluster."""
     policy_secrets_only_from_secrets_namespace: bool = True
     certificates_directory: str = "/var/run/cilium/certs"
-    """Rules that need secrets are refused."""
+    """Rules that need secrets are rejected."""
     use_full_tls_context: bool = False
     bpf_policy_map_full_reconciliation_interval: Duration = minutes(15)
-    """Every policy map is compared with the rules while the agent runs."""
+    """Every policy map is reconciled while the agent runs."""
     bpf_policy_stats_map_max: int = 65536
     identity_allocation_sync_interval: Duration = minutes(5)
     identity_allocation_timeout: Duration = minutes(2)
     identity_max_jitter: Duration = seconds(30)
     identity_restore_grace_period: Duration = seconds(30)
-    """A restored number is released once everything that could claim it is known."""
+    """A restored identity is released once all possible users are synchronized."""
     allocator_list_timeout: Duration = minutes(3)
     fqdn_regex_compile_lru_size: int = 1024
     tofqdns_preallocate_identities: bool = True
@@ -83,7 +82,7 @@ class UnusedByPolicies(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutAuthentication(WithoutEffect, frozen=True):
-    """Pods do not authenticate each other: rules that ask for it are refused."""
+    """Mutual authentication of pods is not supported: rules that require it are rejected."""
 
     bpf_auth_map_max: int = 524288
     mesh_auth_enabled: bool = True
@@ -99,17 +98,17 @@ class UnusedWithoutAuthentication(WithoutEffect, frozen=True):
 
 
 class UnusedByTheDatapath(WithoutEffect, frozen=True):
-    """The programs and maps of this datapath have no use for these."""
+    """The programs and maps of this datapath have no use for these options."""
 
     allow_unsafe_policy_skb_usage: bool = False
     bpf_distributed_lru: bool = False
     bpf_events_default_burst_limit: int = 0
     bpf_events_default_rate_limit: int = 0
-    """Events are not limited: see bpf-events-drop-enabled and its likes."""
+    """Events have no rate limit; see bpf-events-drop-enabled and similar options."""
     bpf_map_event_buffers: str = ""
-    """The agent holds the last 256 changes of each map that only it writes."""
+    """The agent stores the last 256 writes of each map that only it writes."""
     bpf_node_map_max: int = 16384
-    """No map of nodes is needed."""
+    """There is no node map."""
     enable_tcx: bool = True
     """Programs are attached with clsact."""
     monitor_aggregation_flags: str = "all"
@@ -120,17 +119,17 @@ class UnusedByTheDatapath(WithoutEffect, frozen=True):
     """Events carry the first 128 bytes of a packet."""
     trace_payloadlen_overlay: int = 192
     enable_local_node_route: bool = True
-    """The node has a route to its pods where their links are ours."""
+    """The node has a route to its pods if our plugin creates their links."""
     arping_refresh_period: Duration = seconds(30)
     enable_l2_neigh_discovery: bool = True
-    """The kernel resolves the addresses of neighbours, and keeps those fresh that are in use."""
+    """The kernel resolves neighbours, and refreshes those in use."""
     ipv4_service_range: str = "auto"
     ipv6_service_range: str = "auto"
     ipv6_mcast_device: str = ""
 
 
 class UnusedWithoutIptables(WithoutEffect, frozen=True):
-    """No rules of iptables are made."""
+    """The agent installs no iptables rules."""
 
     disable_iptables_feeder_rules: str = ""
     enable_xt_socket_fallback: bool = True
@@ -141,13 +140,13 @@ class UnusedWithoutIptables(WithoutEffect, frozen=True):
 
 
 class UnusedByServices(WithoutEffect, frozen=True):
-    """Services are served without what these adjust."""
+    """Load balancing has no use for these options."""
 
     bpf_lb_ipip_sock_mark: bool = False
     bpf_lb_rss_ipv4_src_cidr: str = ""
-    """Qualifies bpf-lb-dsr-dispatch=ipip, which is refused."""
+    """Used only with bpf-lb-dsr-dispatch=ipip, which is rejected."""
     bpf_lb_rss_ipv6_src_cidr: str = ""
-    """Qualifies bpf-lb-dsr-dispatch=ipip, which is refused."""
+    """Used only with bpf-lb-dsr-dispatch=ipip, which is rejected."""
     enable_experimental_lb: bool = False
     lb_pressure_metrics_interval: Duration = minutes(5)
     lb_retry_backoff_max: Duration = milliseconds(50)
@@ -156,7 +155,7 @@ class UnusedByServices(WithoutEffect, frozen=True):
 
 
 class UnusedByProxies(WithoutEffect, frozen=True):
-    """Envoy and the DNS proxy run without what these adjust."""
+    """Envoy and the DNS proxy have no use for these options."""
 
     disable_envoy_version_check: bool = False
     dnsproxy_lock_count: int = 131
@@ -170,28 +169,28 @@ class UnusedByProxies(WithoutEffect, frozen=True):
     envoy_config_retry_interval: Duration = seconds(15)
     envoy_config_timeout: Duration = minutes(2)
     envoy_default_log_level: str = ""
-    """Envoy logs at its own level."""
+    """Envoy has its own default log level."""
     envoy_http_upstream_linger_timeout: int = -1
     envoy_keep_cap_netbindservice: bool = False
     envoy_policy_restore_timeout: Duration = minutes(3)
     envoy_secrets_namespace: str = "cilium-secrets"
     http_stream_idle_timeout: int = 300
-    """Streams of requests are not ended for being idle."""
+    """Idle HTTP streams have no timeout."""
     proxy_admin_port: int = 0
-    """Envoy's administration is a socket in the directory envoy of state-dir."""
+    """Envoy's admin interface is a socket in the directory envoy of state-dir."""
     proxy_gid: int = 1337
     proxy_initial_fetch_timeout: int = 30
     """Envoy reads its configuration from files."""
     proxy_portrange_max: int = 20000
     proxy_portrange_min: int = 10000
     proxy_prometheus_port: int = 9964
-    """An Envoy of its own pod serves its metrics; of one that the agent starts there are none."""
+    """An Envoy DaemonSet serves its metrics; an Envoy that the agent starts has none."""
     restored_proxy_ports_age_limit: int = 15
     standalone_dns_proxy_server_port: int = 40045
 
 
 class HubbleWithoutEffect(WithoutEffect, frozen=True):
-    """Packets of flows are not recorded."""
+    """Hubble's recorder is not supported."""
 
     enable_hubble_recorder_api: bool = True
     hubble_network_policy_correlation_enabled: bool = True
@@ -200,8 +199,9 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
-    """IPsec lists states whenever it compares them, and encrypts between ranges that nodes have; WireGuard
-    takes the addresses that nodes have."""
+    """IPsec and WireGuard have no use for these options: they encrypt the nodes' pod CIDRs and addresses, and
+    IPsec lists its states at each reconciliation.
+    """
 
     enable_ipsec_xfrm_state_caching: bool = True
     ipv4_pod_subnets: str = ""
@@ -211,8 +211,9 @@ class UnusedWithoutEncryption(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutItsPart(WithoutEffect, frozen=True):
-    """These adjust parts that are refused: gateways, segment routing, VTEP, announced pods, BBR; and router
-    IDs of BGP, which are those of nodes here."""
+    """Options of rejected features: gateways, SRv6, VTEP, announced pods, BBR; and of BGP router IDs, which
+    are those of nodes here.
+    """
 
     bgp_router_id_allocation_ip_pool: str = ""
     bgp_router_id_allocation_mode: str = "default"
@@ -227,7 +228,7 @@ class UnusedWithoutItsPart(WithoutEffect, frozen=True):
 
 
 class UnusedFromKubernetes(WithoutEffect, frozen=True):
-    """The agent follows an API server without what these adjust, and goes on while that is away."""
+    """The Kubernetes client has no use for these options; the agent continues without an API server."""
 
     crd_wait_timeout: Duration = minutes(5)
     enable_k8s_api_discovery: bool = False
@@ -252,11 +253,11 @@ UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
 
 
 def log_unused(view: HiveView, log: Logger) -> None:
-    """Name in the log what was set to something else than Cilium's default, and changes nothing."""
+    """Log the options without effect that are set to another value than Cilium's default."""
     names = [
         one.option.name
         for one in view.loaded.settings
         if issubclass(one.option.struct, WithoutEffect) and one.value != one.option.default
     ]
     if names:
-        log.info("settings without effect here", settings=sorted(names), why="hive config reference")
+        log.info("settings without effect here", settings=sorted(names), reasons="hive config reference")

@@ -140,7 +140,7 @@ class Inspection:
             Setting(name=one.option.name, value=one.text, origin=one.origin) for one in self._drift.settings()
         ]
         return answer(
-            200, Settings(places=self._drift.places, settings=settings, changes=self._drift.changes)
+            200, Settings(places=self._drift.watched, settings=settings, changes=self._drift.changes)
         )
 
     async def get_loop(self, _request: Request) -> Response:

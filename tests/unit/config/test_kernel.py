@@ -24,7 +24,7 @@ def test_newer_kernels_are_accepted(release: str) -> None:
 
 
 def test_missing_kernel_features_are_reported_with_the_needed_version(tmp_path: Path) -> None:
-    late = "a pod's first packet to the node may be late by up to a second; it takes Linux 6.8"
+    late = "the first packet of a pod to the node may be delayed by up to a second; requires Linux 6.8"
     btf = tmp_path / "vmlinux"
     btf.touch()
     assert missing_features("6.1.0-18-amd64", btf) == [late]
@@ -34,7 +34,7 @@ def test_missing_kernel_features_are_reported_with_the_needed_version(tmp_path: 
     assert missing_features("custom", btf, lockdown) == []
     lockdown.write_text("none integrity [confidentiality]\n")
     (locked,) = missing_features("custom", btf, lockdown)
-    assert locked.endswith("it takes a kernel without lockdown=confidentiality")
+    assert locked.endswith("requires a kernel without lockdown=confidentiality")
     btf.unlink()
     (untyped,) = missing_features("6.8.0-31-generic", btf)
-    assert untyped.endswith("it takes a kernel with CONFIG_DEBUG_INFO_BTF")
+    assert untyped.endswith("requires a kernel with CONFIG_DEBUG_INFO_BTF")

@@ -207,6 +207,12 @@ def test_every_unsupported_option_has_a_refused_value(option: str, tmp_path: Pat
     ] == [True]
 
 
+def test_policies_that_should_select_the_local_cluster_by_default_are_refused(tmp_path: Path) -> None:
+    """Otherwise they would silently select endpoints of all clusters of the mesh."""
+    (fault,) = refused(tmp_path, {"policy-default-local-cluster": "true"})
+    assert "policy-default-local-cluster: 'true': not supported yet, expected false" in fault
+
+
 @pytest.mark.anyio
 async def test_options_without_effect_are_logged_unless_default() -> None:
     argv = ["--hubble-recorder-sink-queue-size=1", "--enable-tcx=false", "--pprof-port=6060"]
