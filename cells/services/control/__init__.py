@@ -49,6 +49,7 @@ from cells.services.control.tables import (
     LocalRedirect,
     ServedFrontend,
     ServiceConflict,
+    ServiceReports,
     Shortage,
     address_events,
     backend_events,
@@ -63,7 +64,7 @@ from cells.services.control.tables import (
     service_events,
 )
 from cells.services.control.target import KernelServices, ServiceMaps, ServicesTarget
-from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
+from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import RefusedAddress, frontends

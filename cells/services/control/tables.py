@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from ipaddress import ip_network
 from typing import Any
 
@@ -277,6 +276,14 @@ def metrics(shortage: Shortage) -> Member[Collector]:
     return Collector("services", collect)
 
 
+class ServiceReports(msgspec.Struct, frozen=True):
+    """The tables of refused requests; None for disabled features."""
+
+    conflicts: Table[FrontendKey, ServiceConflict] | None = None
+    refused: Table[tuple[str, str, str], RefusedAddress] | None = None
+    redirects: Table[ServiceName, LocalRedirect] | None = None
+
+
 class IngestedObjects(Counter[tuple[str, str]]):
     """Counts objects that begin or cease to use a feature, by its name and the action: add, delete."""
 
@@ -311,7 +318,8 @@ class _ServiceChange:
 class ImplementationDelays:
     """Measures the time from a change of a service or of its slices until its frontends are in the maps.
 
-    Changes that change no frontend are not measured, nor are those that a later change replaces.
+    Frontends change in ``with`` blocks without an await. Changes that change no frontend are not measured,
+    nor are those that a later change replaces.
     """
 
     def __init__(
@@ -322,18 +330,27 @@ class ImplementationDelays:
         self._frontends = frontends
         self._index = frontends.by(CLAIMANT)
         self._served = served
+        self._expected: dict[ServiceName, tuple[str, float, dict[FrontendKey, Frontend]]] = {}
+        """Action, begin and frontends of services that are being changed."""
         self._due: dict[FrontendKey, _ServiceChange] = {}
 
-    @contextmanager
-    def measuring(self, batch: Iterable[Change[Any, Any]]) -> Iterator[None]:
-        """Measure a batch of changes, within which frontends change."""
-        actions = dict(filter(None, map(_changed_service, batch)))
-        began = time.perf_counter()
-        before = {name: self._rows(name) for name in actions}
-        yield
-        for name, action in actions.items():
-            old, new = before[name], self._rows(name)
-            keys = {key for key in old.keys() | new.keys() if old.get(key) is not new.get(key)}
+    def expect(self, changes: Iterable[object]) -> None:
+        """Note changes of objects before they change frontends, in a ``with`` block."""
+        for name, action in filter(None, map(_changed_service, changes)):
+            if name not in self._expected:
+                began, before = time.perf_counter(), self._rows(name)
+            else:
+                _, began, before = self._expected[name]
+            self._expected[name] = action, began, before
+
+    def __enter__(self) -> None:
+        self._expected.clear()
+
+    def __exit__(self, *_: object) -> None:
+        """Measure the changes that were expected, and that have changed frontends."""
+        for name, (action, began, before) in self._expected.items():
+            now = self._rows(name)
+            keys = {key for key in before.keys() | now.keys() if before.get(key) is not now.get(key)}
             if keys:
                 self._begin(_ServiceChange(action, began, keys))
 
@@ -370,8 +387,10 @@ class ImplementationDelays:
                 self.took.setdefault(change.action, Histogram()).observe(took)
 
 
-def _changed_service(change: Change[Any, Any]) -> tuple[ServiceName, str] | None:
+def _changed_service(change: object) -> tuple[ServiceName, str] | None:
     """The service that a change of an object concerns, and Cilium's name of the action."""
+    if not isinstance(change, Change):
+        return None
     one = change.row if change.row is not None else change.old
     if isinstance(one, EndpointSlice):
         return ServiceName(one.namespace, one.service), "service-updated"

@@ -36,6 +36,7 @@ from cells.services.control.tables import (
     IngestedObjects,
     LocalRedirect,
     ServiceConflict,
+    ServiceReports,
 )
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import (
@@ -98,14 +99,6 @@ class WatchedObjects(NamedTuple):
     """Services of remote clusters. The first frontends do not wait for it."""
 
 
-class ServiceReports(msgspec.Struct, frozen=True):
-    """The tables of refused requests; None for disabled features."""
-
-    conflicts: Table[FrontendKey, ServiceConflict] | None = None
-    refused: Table[tuple[str, str, str], RefusedAddress] | None = None
-    redirects: Table[ServiceName, LocalRedirect] | None = None
-
-
 class ServiceWatch:
     """Maintains the frontends, and initializes their table once all objects are listed."""
 
@@ -119,7 +112,7 @@ class ServiceWatch:
         log: Logger | None = None,
         delays: ImplementationDelays | None = None,
     ) -> None:
-        self._reports, self._measuring = reports, delays.measuring if delays is not None else nullcontext
+        self._reports, self._delays = reports, delays
         table = reports.refused
         self._refusals_known = table.initializer("addresses of services") if table is not None else None
         self._contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
@@ -198,8 +191,7 @@ class ServiceWatch:
 
         async def follow(catalog: ServiceCatalog) -> None:
             async for batch in changes:
-                with self._measuring(batch):
-                    await _in_slices(catalog, feed, batch)
+                await _in_slices(catalog, feed, batch, self._delays)
                 await _in_slices(catalog, ServiceCatalog.refresh, catalog.take_outdated())
                 self._report(catalog)
 
@@ -440,7 +432,10 @@ class ServiceWatch:
 
 
 async def _in_slices(
-    catalog: ServiceCatalog, feed: Callable[[ServiceCatalog, Item], None], batch: Sequence[Item]
+    catalog: ServiceCatalog,
+    feed: Callable[[ServiceCatalog, Item], None],
+    batch: Sequence[Item],
+    delays: ImplementationDelays | None = None,
 ) -> None:
     """Feed a batch in slices of some milliseconds, each one transaction, yielding to the event loop.
 
@@ -451,9 +446,12 @@ async def _in_slices(
         if fed:
             await anyio.lowlevel.checkpoint()
         time_slice = TimeSlice()
-        with collector_paused(), catalog.changes:
+        with collector_paused(), delays or nullcontext(), catalog.changes:
             while fed < len(batch):
-                for change in batch[fed : fed + STEP]:
+                part = batch[fed : fed + STEP]
+                if delays is not None:
+                    delays.expect(part)
+                for change in part:
                     feed(catalog, change)
                 fed += STEP
                 if time_slice.over:
