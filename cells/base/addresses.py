@@ -1,6 +1,7 @@
-"""The addresses of one range: which are taken.
+"""IP address types, and a set of the allocated addresses of a range.
 
-A new address is looked for from a random offset on, so that a released one is not handed out again at once.
+AddressRange is used by IPAM. It searches a free address from a random offset, so that a released address is
+not reused at once.
 """
 
 import random
@@ -20,14 +21,14 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 _CHUNK: Final = 4096
-"""Addresses with bits stored together, 512 bytes; made once one of them is taken."""
+"""Addresses per bitmap (512 bytes); a bitmap exists while one of its addresses is allocated."""
 
 _WIDEST_IPV6: Final = 65536
-"""Of a wider IPv6 network only so many addresses, the first, are used."""
+"""Maximum number of addresses of an IPv6 network that are used, from its start."""
 
 
 class CachedIPv4(IPv4Address):
-    """An address that is used often, with its hash, bytes and text computed once."""
+    """An IPv4 address with cached hash, packed bytes and text."""
 
     __slots__ = ("_hashed", "_packed", "text")
 
@@ -42,12 +43,12 @@ class CachedIPv4(IPv4Address):
 
     @property
     def packed(self) -> bytes:
-        """In network order."""
+        """The address in network byte order."""
         return self._packed
 
 
 class CachedIPv6(IPv6Address):
-    """As CachedIPv4."""
+    """An IPv6 address with cached hash, packed bytes and text."""
 
     __slots__ = ("_hashed", "_packed", "text")
 
@@ -62,7 +63,7 @@ class CachedIPv6(IPv6Address):
 
     @property
     def packed(self) -> bytes:
-        """In network order."""
+        """The address in network byte order."""
         return self._packed
 
 
@@ -71,30 +72,30 @@ _CACHED: Final = (CachedIPv4, CachedIPv6)
 
 @lru_cache(maxsize=65536)
 def address_of(packed: bytes) -> IPAddress:
-    """The address with these 4 or 16 bytes in network order."""
+    """Return the address for 4 or 16 bytes in network byte order; cached."""
     number = int.from_bytes(packed, "big")
     return CachedIPv4(number) if len(packed) == 4 else CachedIPv6(number)
 
 
 class Family(StrEnum):
-    """An address family, named as the API names it."""
+    """An address family; values are those of the API."""
 
     IPV4 = "ipv4"
     IPV6 = "ipv6"
 
     @classmethod
     def of(cls, ip: IPAddress | IPNetwork) -> "Family":
-        """The family of an address or a network."""
+        """Return the family of an address or network."""
         return cls.IPV4 if ip.version == 4 else cls.IPV6
 
     @property
     def text(self) -> str:
-        """As people write it."""
+        """The family for messages: IPv4 or IPv6."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
 
 def text_of(ip: IPAddress) -> str:
-    """As ``str(ip)`` in a third of the time, and of IPv6 in a tenth."""
+    """Return ``str(ip)``, in a third of its time for IPv4 and a tenth for IPv6."""
     if isinstance(ip, _CACHED):
         return ip.text
     packed = ip.packed
@@ -102,16 +103,16 @@ def text_of(ip: IPAddress) -> str:
 
 
 class RangeFull(Exception):  # noqa: N818  (named as what happened)
-    """No address is left."""
+    """Raised when no free address is left."""
 
 
 class AddressRange:
-    """A set of addresses out of a network.
+    """The allocated addresses of a network.
 
-    The first and the last address are never handed out, except in a /31, /32, /127 or /128, where all are.
-    IPv4 networks of 31 or more host bits hold none, nor do IPv6 networks of 127 or more; an IPv6 network of
-    16 host bits or more holds 65534. A wide range costs no more than a narrow one: memory follows what is
-    taken.
+    The first and last address are never allocated, except in a /31, /32, /127 or /128. IPv4 networks with 31
+    or more host bits have no addresses, nor have IPv6 networks with 127 or more; of an IPv6 network with 16
+    or more host bits 65534 addresses are used. Memory depends on the number of allocated addresses, not on
+    the size of the network.
     """
 
     def __init__(self, network: IPNetwork, random_fraction: Callable[[], float] = random.random) -> None:
@@ -122,9 +123,9 @@ class AddressRange:
         self._address = CachedIPv4 if network.version == 4 else CachedIPv6
         self.network = network
         self.size = total - 2 if total > 2 else total
-        """How many addresses can be allocated."""
+        """Number of addresses that can be allocated."""
         self.capacity = max(network.num_addresses - 2, 0)
-        """How many Cilium counts: by the prefix alone."""
+        """The capacity as Cilium computes it, from the prefix length alone."""
         self._base = int(network.network_address) + (1 if total > 2 else 0)
         self._chunks: dict[int, bitarray] = {}
         self._count = 0
@@ -140,24 +141,24 @@ class AddressRange:
         return chunk in self._chunks and bool(self._chunks[chunk][bit])
 
     def __iter__(self) -> Iterator[IPAddress]:
-        """What is taken, in order."""
+        """Yield the allocated addresses in order."""
         for number in sorted(self._chunks):
             first = self._base + number * _CHUNK
             for bit in self._chunks[number].search(bitarray("1")):
                 yield self._address(first + bit)
 
     def covers(self, ip: IPAddress) -> bool:
-        """Whether the address is one that can be allocated."""
+        """Whether the address can be allocated from this range."""
         return ip.version == self.network.version and 0 <= int(ip) - self._base < self.size
 
     def take_next(self) -> IPAddress:
-        """Take some free address; raises RangeFull."""
+        """Allocate a free address. Raises RangeFull."""
         if self._count >= self.size:
             raise RangeFull
         start, first_bit = divmod(int(self._random_fraction() * self.size), _CHUNK)
         chunks = -(-self.size // _CHUNK)
         number, bit = start, self._free_bit(start, first_bit)
-        while bit < 0:  # ends: a bit is free somewhere, at last before the first one looked at
+        while bit < 0:  # terminates: some bit is free, if need be one before the first bit tried
             number = (number + 1) % chunks
             bit = self._free_bit(number, 0)
         self._chunk(number)[bit] = 1
@@ -165,7 +166,7 @@ class AddressRange:
         return self._address(self._base + number * _CHUNK + bit)
 
     def take(self, ip: IPAddress) -> bool:
-        """Take this address, which the range must cover; False if it is taken already."""
+        """Allocate this address, which the range must cover. Returns False if it is allocated already."""
         number, bit = divmod(int(ip) - self._base, _CHUNK)
         chunk = self._chunk(number)
         if chunk[bit]:
@@ -175,7 +176,7 @@ class AddressRange:
         return True
 
     def give_back(self, ip: IPAddress) -> bool:
-        """Free this address; False if it was not taken."""
+        """Release this address. Returns False if it is not allocated."""
         if ip not in self:
             return False
         number, bit = divmod(int(ip) - self._base, _CHUNK)
@@ -187,7 +188,7 @@ class AddressRange:
         return True
 
     def _free_bit(self, number: int, start: int) -> int:
-        """The first free bit of a chunk from ``start`` on, -1 if there is none."""
+        """Return the first free bit of a chunk at or after ``start``; -1 if there is none."""
         chunk = self._chunks.get(number)
         return start if chunk is None else chunk.find(0, start)
 

@@ -1,6 +1,8 @@
-"""Labels: their text, and the digest of a set.
+"""Labels: parsing, digests, the labels of pods and CIDRs, and the filter of identity labels.
 
-Source: Cilium 1.17, label sources, labelsSHA256. Text form: ``source:key[=value]``.
+In:     text; labels of pods and namespaces; the settings labels and label-prefix-file.
+Out:    Label values, labelsSHA256, and LabelFilter, which selects the labels that make identities.
+Source: Cilium 1.17, pkg/labels and pkg/labelsfilter.
 """
 
 import re
@@ -38,11 +40,11 @@ __all__ = [
 RESERVED: Final = "reserved"
 UNSPEC: Final = "unspec"
 CIDR: Final = "cidr"
-"""The source of prefixes' labels."""
+"""The source of labels of prefixes."""
 
 
 class Label(msgspec.Struct, frozen=True, order=True):
-    """One label. ``str()`` gives its text."""
+    """A label; ``str()`` returns its text form."""
 
     source: str
     key: str
@@ -53,7 +55,7 @@ class Label(msgspec.Struct, frozen=True, order=True):
 
 
 def parse(text: str) -> Label:
-    """Label of ``source:key[=value]``; without a source it is ``unspec``. ``$name`` is ``reserved:name``."""
+    """Parse ``source:key[=value]``; the default source is ``unspec``; ``$name`` is ``reserved:name``."""
     if text.startswith("$"):
         return Label(RESERVED, text[1:])
     name, _, value = text.partition("=")
@@ -62,13 +64,13 @@ def parse(text: str) -> Label:
 
 
 def texts(labels: Iterable[Label]) -> tuple[str, ...]:
-    """The labels' texts, sorted as every list of labels in the API is."""
+    """Return the text forms of labels, sorted as in the API's lists."""
     return tuple(sorted(map(str, labels)))
 
 
 @lru_cache(maxsize=1024)
 def labels_sha256(labels: tuple[str, ...]) -> str:
-    """Hex digest over ``source:key=value;`` of all labels, sorted; the ``=`` is there without a value too."""
+    """Return the hex SHA-256 of all ``source:key=value;``, sorted; ``=`` is included without a value, too."""
     serialised = sorted(f"{label.source}:{label.key}={label.value};" for label in map(parse, labels))
     return sha256("".join(serialised).encode()).hexdigest()
 
@@ -78,18 +80,18 @@ def _address_text(prefix: IPv4Network | IPv6Network) -> str:
         return str(prefix.network_address)
     mapped = prefix.network_address.ipv4_mapped if isinstance(prefix, IPv6Network) else None
     text = f"::ffff:{mapped}" if mapped is not None else str(prefix.network_address)
-    text = text.replace(":", "-")  # a label's key separates its source by a colon
+    text = text.replace(":", "-")  # a colon separates source and key
     text = f"0{text}" if text.startswith("-") else text
     return f"{text}0" if text.endswith("-") else text
 
 
 @lru_cache(maxsize=65536)
 def cidr_label(prefix: IPv4Network | IPv6Network) -> str:
-    """The key of a prefix's ``cidr:`` label: ``10.0.0.0/8``, ``2001-db8--0/32``, ``0--0/0``."""
+    """Return the key of a prefix's ``cidr:`` label: ``10.0.0.0/8``, ``2001-db8--0/32``, ``0--0/0``."""
     return f"{_address_text(prefix)}/{prefix.prefixlen}"
 
 
-# The labels of a pod, as identities and policies know them.
+# Labels of pods.
 #
 # Source: Cilium 1.17, labels derived from pods and their namespaces.
 
@@ -109,11 +111,10 @@ def pod_labels(
     service_account: str,
     cluster: str,
 ) -> Iterator[Label]:
-    """Every label of a pod, whether it counts for its identity or not.
+    """Yield all labels of a pod, before the filter of identity labels.
 
-    What a pod's own labels claim of its namespace, service account or cluster is left out: users who create
-    pods
-    must not choose which policies apply to them. The API server labels every namespace with its name.
+    A pod's own labels with reserved keys (namespace, service account, cluster) are dropped: users who create
+    pods must not choose the policies that apply to them. The API server labels every namespace with its name.
     """
     for key, value in own.items():
         if key not in _DERIVED and not key.startswith(f"{NAMESPACE_LABELS}."):
@@ -126,27 +127,27 @@ def pod_labels(
         yield Label("k8s", SERVICE_ACCOUNT, service_account)
 
 
-# Which labels make identities: the default rules, or those of ``labels`` and ``label-prefix-file``.
+# The filter of identity labels: the default rules, or those of ``labels`` and ``label-prefix-file``.
 #
 # Source: Cilium 1.17, label prefixes: a rule is ``[!][source:]regular expression``, anchored at the start.
 
 VERSION: Final = 1
-"""Of label prefix files."""
+"""The supported version of label prefix files."""
 
 
 class LabelRule(msgspec.Struct, frozen=True):
-    """Labels that count for identities, or with ``ignored`` that do not."""
+    """A rule of the filter: matching labels are included, or with ``ignored`` excluded."""
 
     pattern: re.Pattern[str]
     source: str = ""
-    """Of the labels it is about; empty for any."""
+    """The source that labels must have; empty for any."""
     ignored: bool = False
 
     def __str__(self) -> str:
         return f"{'!' * self.ignored}{self.source + ':' if self.source else ''}{self.pattern.pattern}"
 
     def matched(self, source: str, key: str) -> int:
-        """How many characters of the key it matches."""
+        """Return the length of the match at the start of the key; 0 without a match."""
         if self.source not in ("", source):
             return 0
         found = self.pattern.match(key)
@@ -154,7 +155,7 @@ class LabelRule(msgspec.Struct, frozen=True):
 
 
 def parse_rule(text: str) -> LabelRule:
-    """The rule of ``[!][source:]regex``, or ``source:!regex``. Raises ValueError of one line."""
+    """Parse ``[!][source:]regex`` or ``source:!regex``. Raises ValueError with a message of one line."""
     ignored = text.startswith("!")
     source, colon, pattern = text.removeprefix("!").partition(":")
     if not colon or not re.fullmatch(r"[a-z][a-z0-9-]*", source):
@@ -164,7 +165,7 @@ def parse_rule(text: str) -> LabelRule:
 
 
 def make_rule(pattern: str, source: str, *, ignored: bool) -> LabelRule:
-    """A rule. Raises ValueError of one line."""
+    """Compile a rule. Raises ValueError with a message of one line."""
     if not pattern:
         raise ValueError("expected a regular expression for keys of labels, [!][source:]expression")
     try:
@@ -186,7 +187,7 @@ class _LabelPrefixFile(msgspec.Struct, rename="kebab"):
 
 
 def read_rules(path: Path) -> tuple[LabelRule, ...]:
-    """The rules of a label prefix file, JSON. Raises UsageError."""
+    """Read the rules of a label prefix file (JSON). Raises UsageError."""
     expected = f'expected {{"version": {VERSION}, "valid-prefixes": [{{"prefix", "source", "invert"}}]}}'
     try:
         return tuple(_rules(msgspec.json.decode(read_regular(path), type=_LabelPrefixFile)))
@@ -232,29 +233,29 @@ DEFAULT_RULES: Final = tuple(
 
 
 class LabelFilter:
-    """Separates labels that make the identity from those that only inform."""
+    """Selects the labels that make identities; all others are informational."""
 
     def __init__(self, rules: Iterable[LabelRule] = DEFAULT_RULES, *, only_included: bool = False) -> None:
-        """With ``only_included`` a label that no rule is about does not count."""
+        """With ``only_included``, labels that match no rule are excluded."""
         self.use(rules, only_included=only_included)
 
     def use(self, rules: Iterable[LabelRule], *, only_included: bool) -> None:
-        """Go by these rules from now on."""
+        """Replace the rules."""
         self.rules = tuple(rules)
         self.only_included = only_included
-        # Every pod of a deployment has the same labels: matching them again would be most of the work.
+        # The pods of a deployment have the same labels: matching them again would dominate the cost.
         self._counts = lru_cache(maxsize=4096)(self._decide)
 
     def counts(self, label: Label) -> bool:
-        """Whether the label counts for the identity.
+        """Whether the label is part of identities.
 
-        It does when the longest including match is longer than the shortest ignoring one, or when nothing
-        ignores it, unless rules of the user name what is included.
+        It is included if the longest including match is longer than the shortest ignoring one, or if no rule
+        ignores it and the user has configured no including rules.
         """
         return self._counts(label.source, label.key)
 
     def split(self, labels: Iterable[Label]) -> tuple[list[Label], list[Label]]:
-        """The labels that make the identity, and the rest."""
+        """Return the identity labels and the informational labels."""
         identity: list[Label] = []
         info: list[Label] = []
         for label in labels:
@@ -263,7 +264,7 @@ class LabelFilter:
 
     @property
     def keeps_reserved(self) -> bool:
-        """Whether reserved labels count, without which nothing works."""
+        """Whether reserved labels are included, which every node needs."""
         return self.counts(Label(RESERVED, "host"))
 
     def _decide(self, source: str, key: str) -> bool:
@@ -273,13 +274,13 @@ class LabelFilter:
 
 
 DEFAULT_FILTER: Final = LabelFilter()
-"""By the default rules."""
+"""The filter with the default rules."""
 
 
-# Which labels make identities, and whether well-known ones have numbers of their own.
+# Settings of identity labels.
 
 SHOWN: Final = 100
-"""Characters of a rule that an error repeats."""
+"""Maximum length of a rule in error messages."""
 
 
 class IdentitySettings(Settings, frozen=True):
@@ -309,23 +310,23 @@ class IdentitySettings(Settings, frozen=True):
             yield f"label-prefix-file={self.label_prefix_file[:SHOWN]}: expected an absolute path, or nothing"
 
     def rules(self) -> list[str]:
-        """The rules of ``labels``, each as it is written."""
+        """The rules in ``labels``, unparsed."""
         return [text for text in re.split(r"[,\s]+", self.labels) if text]
 
 
 class AgentNamespace(msgspec.Struct, frozen=True):
-    """Where the agents' own pods and Leases are."""
+    """The namespace of the agents' own pods and Leases."""
 
     name: str
 
 
 def agent_namespace(settings: IdentitySettings) -> AgentNamespace:
-    """As the settings have it."""
+    """Provide the namespace from the settings."""
     return AgentNamespace(settings.k8s_namespace or "default")
 
 
 def configured_filter(settings: IdentitySettings, *, lifecycle: Lifecycle, log: Logger) -> LabelFilter:
-    """The filter by the settings; the file is read by its hook."""
+    """Provide the filter from the settings; a start hook reads the file."""
     added = [parse_rule(text) for text in settings.rules()]
     chosen = LabelFilter()
 

@@ -1,4 +1,4 @@
-"""Processes that outlive the agent: started in a session of their own, and watched.
+"""Starts processes that outlive the agent, in sessions of their own, and waits for their end.
 
 Source: pidfd_open(2), posix_spawn(3), setsid(2).
 """
@@ -22,10 +22,10 @@ def detached(
     environment: Mapping[str, str],
     files: Mapping[int, int] | None = None,
 ) -> int:
-    """Start a program that goes on when the agent ends; its process id.
+    """Start a program in a new session, and return its process id. Raises OSError.
 
-    It has no file of the agent's but ``files``: its own descriptor to the agent's, each of these above all of
-    those; 0 to 2 are /dev/null where they name none. Raises OSError.
+    ``files`` maps the program's descriptors to the agent's, which must all be higher. It inherits no others;
+    0 to 2 default to /dev/null.
     """
     given = files or {}
     null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in {0, 1, 2} - given.keys()]
@@ -35,17 +35,17 @@ def detached(
 
 
 def _inherited() -> list[int]:
-    """Inherited descriptors that a child would inherit too."""
+    """Return the descriptors above 2 that a child process would inherit."""
     found = []
     for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
-        with suppress(OSError):  # the listing's own is closed by now
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
             if number > 2 and os.get_inheritable(number):
                 found.append(number)
     return found
 
 
 async def process_ended(pid: int) -> None:
-    """Return once it has ended, whosever child it is."""
+    """Wait until the process ends; it need not be a child."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -57,7 +57,7 @@ async def process_ended(pid: int) -> None:
 
 
 async def pidfd_ended(handle: int) -> None:
-    """Return once the process of a pidfd has ended."""
+    """Wait until the process of the pidfd ends."""
     loop = asyncio.get_running_loop()
     over = anyio.Event()
     try:
@@ -68,7 +68,7 @@ async def pidfd_ended(handle: int) -> None:
 
 
 def exit_code(pid: int) -> int | None:
-    """How a child ended; None for one that runs, and for another agent's."""
+    """Return the exit code of a child; None while it runs, and for other processes."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -77,6 +77,6 @@ def exit_code(pid: int) -> int | None:
 
 
 def exit_text(pid: int) -> str:
-    """The same as ``, status 1``; empty for None."""
+    """Return the exit code as ``, status 1``; empty for None."""
     code = exit_code(pid)
     return "" if code is None else f", status {code}"

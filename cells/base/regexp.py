@@ -1,8 +1,8 @@
-r"""Regular expressions of policies and filters: RE2's, as Cilium checks them and Envoy matches them.
+r"""Regular expressions of policies and filters, in RE2's syntax as in Cilium and Envoy.
 
-Why:    Python's have more (looking around, possessive repetition), less (``\pL``, ``\z``, ``\Q..\E``), and
-        other meanings (``$``).
-Source: github.com/google/re2/wiki/Syntax; Go 1.23, regexp/syntax: the texts of its errors.
+Why:    Python's ``re`` has constructs that RE2 lacks (lookaround, possessive quantifiers), lacks others
+        (``\pL``, ``\z``, ``\Q..\E``), and differs in the meaning of ``$``.
+Source: github.com/google/re2/wiki/Syntax; Go 1.23, regexp/syntax, for the error messages.
 
 RE2 is imported with the first expression: most agents have none.
 """
@@ -17,18 +17,18 @@ __all__ = ["Regexp", "RegexpError", "compile_regexp"]
 
 
 class RegexpError(ValueError):
-    """Raised for an expression that RE2 does not take; the text is that of Go."""
+    """Raised for an expression that RE2 rejects; the message is Go's."""
 
 
 class Regexp(Protocol):
-    """A compiled expression; it takes linear time."""
+    """A compiled expression; matching takes linear time."""
 
     def search(self, text: str) -> object | None:
-        """What is found anywhere in a text."""
+        """Return a match anywhere in the text, or None."""
         ...
 
     def fullmatch(self, text: str) -> object | None:
-        """The whole text, if it matches."""
+        """Return a match of the whole text, or None."""
         ...
 
 
@@ -42,17 +42,17 @@ _IN_GO: Final = {
     "invalid named capture group": "invalid named capture",
     "pattern too large - compile failed": "expression too large",
 }
-"""RE2's errors that Go words otherwise."""
+"""RE2's errors that have another wording in Go."""
 _ESCAPED: Final = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
-"""Each escape; quoted text is one."""
+"""An escape sequence, or quoted text."""
 
 
 @lru_cache(maxsize=256)
 def compile_regexp(text: str) -> Regexp:
-    """Raises RegexpError."""
+    """Compile an expression; cached. Raises RegexpError."""
     import re2
 
-    if r"\C" in _ESCAPED.findall(text):  # a byte, which may be half a character: Go refuses it
+    if r"\C" in _ESCAPED.findall(text):  # a single byte, possibly a part of a character: Go rejects it
         raise RegexpError(r"error parsing regexp: invalid escape sequence: `\C`")
     options = re2.Options()
     options.log_errors = False
@@ -66,7 +66,7 @@ def compile_regexp(text: str) -> Regexp:
 def _reason(error: Exception, text: str) -> str:
     reason = error.args[0] if error.args else ""
     what, _, where = (reason.decode() if isinstance(reason, bytes) else str(reason)).partition(": ")
-    if where in ("(?<=", "(?<!"):  # to Go, the beginning of a name
+    if where in ("(?<=", "(?<!"):  # Go parses it as the start of a named group
         rest = text[text.index(where) :]
         return f"invalid named capture: `{rest[: rest.find('>') + 1] or rest}`"
     if what.startswith("trailing \\"):

@@ -1,4 +1,4 @@
-"""Labels the addresses of API servers, which ``toEntities: [kube-apiserver]`` selects, nodes or not.
+"""Labels the addresses of API servers, for ``toEntities: [kube-apiserver]``.
 
 Source: the EndpointSlices of the Service default/kubernetes in; labels of their addresses out.
 """
@@ -17,12 +17,12 @@ from lifecycle import Jobs, Logger, Table, invoke, module, provide_private
 __all__ = ["cell"]
 
 
-# Addresses of API servers have the label of API servers, beside what else they are.
+# The label reserved:kube-apiserver.
 #
 # Source: Cilium 1.17, the watcher of the Service default/kubernetes.
 #
-# The host stays the host and gets the label, another node becomes identity 7, a pod stays a pod. What is
-# outside has an identity of this node's own, with the labels of the nearest prefix that rules name.
+# The host keeps its identity and gets the label, another node gets identity 7, a pod keeps its identity. Any
+# other address gets a local identity, with the labels of the nearest CIDR in policies.
 
 SERVICE: Final = ("default", "kubernetes")
 RESOURCE: Final = "endpointslices/default/kubernetes"
@@ -37,7 +37,7 @@ def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
                 for text in endpoint.addresses or ():
                     try:
                         yield str(ip_network(text))
-                    except ValueError:  # of type FQDN, or nonsense
+                    except ValueError:  # of addressType FQDN, or invalid
                         continue
 
 
@@ -62,10 +62,10 @@ class ApiServerLabels:
         self._log = log
         self._servers: set[Prefix] = set()
         self._first = metadata.table.initializer("kube-apiserver")
-        jobs.observe("API servers", self._rounds, self._follow)
+        jobs.observe("API servers", self._slice_changes, self._follow)
 
-    async def _rounds(self) -> AsyncIterator[None]:
-        """Iterate once at the beginning, then after every change of their slices."""
+    async def _slice_changes(self) -> AsyncIterator[None]:
+        """Yield once at the beginning, then after every change of these slices."""
         await self._slices.wait_initialized()
         changes = self._slices.changes(self._slices.revision, only=_is_of_servers)
         yield

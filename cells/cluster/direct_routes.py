@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-# Whether this node routes to other nodes' pods by itself.
+# Whether direct routes are used.
 
 
 class DirectRouteSettings(Settings, frozen=True):
@@ -90,7 +90,7 @@ def direct_routing(settings: DirectRouteSettings) -> DirectRouting:
     return DirectRouting(settings.auto_direct_node_routes)
 
 
-# Which routes there should be, and their keeping.
+# The desired routes, and their reconciliation.
 #
 # Source: Cilium 1.17, the Linux node handler's direct routes.
 
@@ -100,7 +100,7 @@ HINT: Final = "set direct-routing-skip-unreachable to leave such nodes out"
 _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
 _RTM_DELROUTE: Final = 25
 _TABLE, _PROTOCOL, _TYPE = 20, 21, 23
-"""Of an rtmsg, behind the header of 16 bytes."""
+"""Offsets of rtm_table, rtm_protocol and rtm_type in a message, after the header of 16 bytes."""
 REMOVED: Final = message_filter(
     (
         of_types(_RTM_DELROUTE),
@@ -109,7 +109,7 @@ REMOVED: Final = message_filter(
         Field(LOAD_BYTE, _TYPE, (1,)),
     )
 )
-"""A unicast route of the main table with our protocol was deleted."""
+"""Matches the deletion of a unicast route in the main table with our protocol."""
 
 
 class DirectRoute(msgspec.Struct, frozen=True):
@@ -191,14 +191,14 @@ class DirectRouteTarget:
         Raises BatchError.
         """
         failures: dict[IPNetwork, Exception] = {}
-        ways: dict[IPNetwork, IPAddress] = {}
+        gateways: dict[IPNetwork, IPAddress] = {}
         for destination, route in batch.items():
             if route.gateway is None:
                 text = f"node {route.node} has no {Family.of(destination).text} address"
                 failures[destination] = HiveError(f"{text} to reach {destination} by")
             else:
-                ways[destination] = route.gateway
-        refused = await self._kernel.put(ways)
+                gateways[destination] = route.gateway
+        refused = await self._kernel.put(gateways)
         lost = {*failures, *(to for to, error in refused.items() if not isinstance(error, ForeignRouteError))}
         if lost:
             await self._kernel.drop(lost)
@@ -251,8 +251,8 @@ class DirectRoutes:
         self._reconciler = Reconciler(routes, target, full_every=SWEEP, put_early=True)
         tables.add(routes, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch devices", devices.changes, self._look)
-        jobs.observe("watch routes", self._hints, self._look)
+        jobs.observe("watch devices", devices.changes, self._trigger)
+        jobs.observe("watch routes", self._deleted_routes, self._trigger)
 
     async def _remove(self) -> None:
         await self._routes.wait_initialized()
@@ -261,11 +261,11 @@ class DirectRoutes:
         if left := [to for to, gateway in found.items() if gateways.get(to) == gateway]:
             await self._kernel.drop(left)
 
-    async def _hints(self) -> AsyncIterator[None]:
+    async def _deleted_routes(self) -> AsyncIterator[None]:
         async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
             yield hint
 
-    async def _look(self, _: object) -> None:
+    async def _trigger(self, _: object) -> None:
         self._reconciler.trigger()
 
 

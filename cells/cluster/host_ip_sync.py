@@ -37,7 +37,7 @@ from lifecycle.tables import BatchFailures, ReconcileError
 __all__ = ["HostIPSync", "cell"]
 
 
-# Which of the node's addresses are not taken for the host's.
+# Settings.
 
 
 class HostIPSettings(Settings, frozen=True):
@@ -63,7 +63,7 @@ class HostIPSettings(Settings, frozen=True):
         return found
 
 
-# Claims the node's own addresses, and the world in the ipcache.
+# Claims of the node's own addresses and of the world.
 #
 # Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
 
@@ -141,7 +141,7 @@ class HostEntries(Target[IPNetwork, int, int]):
         self._claimed[prefix] = identity
 
     def _drop(self, prefix: IPNetwork) -> None:
-        # The mark that it is ours goes last: broken off in between, it is tried again.
+        # _claimed is updated last: if a step fails, the reconciler retries the whole.
         self._ipcache.withdraw(RESOURCE, [str(prefix)])
         if self._claimed.get(prefix) == HOST:
             self._local.drop_host(prefix.network_address)

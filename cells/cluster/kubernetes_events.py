@@ -1,9 +1,9 @@
-"""Events of Kubernetes about objects that are not served as they are written.
+"""Kubernetes Events about objects that the agent cannot serve as specified.
 
 Controller: the tables of the EventSources in, Event objects at the API server out; without one, nothing.
-Why:    authors of a Service or a policy see its events, not the agents' logs. An author of many objects
-        must not burden the API server: of an object and a reason there is one event, at most one a minute is
-        written about it, one a second by an agent, and what all agents find is reported by three.
+Why:    authors of a Service or a policy see its events, not the agents' logs. Many such
+        objects must not burden the API server: there is one event per object and reason, written at most once
+        a minute; an agent writes one per second; findings common to all agents are reported by three.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lifecycle import Change, Jobs, Logger, Member, ReadTable, invoke, module, p
 
 CONTROLLER: Final = "cilium.io/agent"
 REPORTERS: Final = 3
-"""Number of nodes that report what all nodes find."""
+"""Number of nodes that report a finding common to all nodes."""
 PAUSE: Final = 60.0
 """Minimum time between two events about one object for one reason, in seconds."""
 REPEAT: Final = 3600.0
 """Seconds until an event is repeated while its reason lasts: a server deletes events after an hour."""
 RATE, BURST = 1.0, 20
-"""Events a second, and at once."""
+"""Rate limit in events per second, and its burst."""
 SHOWN: Final = 5
 """Maximum number of notes of one object in an event."""
 
@@ -143,7 +143,7 @@ class EventReports:
             self._wake = anyio.Event()
             now = time.monotonic()
             while self._due and self._queued.get(self._due[0][1]) != self._due[0][0]:
-                heapq.heappop(self._due)  # queued earlier since
+                heapq.heappop(self._due)  # outdated: the topic was queued again for an earlier time
             if self._due and self._due[0][0] <= now:
                 _, topic = heapq.heappop(self._due)
                 del self._queued[topic]

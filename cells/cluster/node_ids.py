@@ -37,12 +37,12 @@ from lifecycle.tables import Incremental, Input, Plan
 __all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell", "node_map"]
 
 
-# A number for every other node.
+# Allocation of node ids.
 #
 # Source: Cilium 1.17, the node IDs of its Linux node handler.
 
-LAST: Final = 0xFFFF
-"""Ids are 1 to this; 0 is the node itself, or unknown."""
+MAX_ID: Final = 0xFFFF
+"""The highest id; 0 is this node, or an unknown one."""
 
 
 class NodeAddressID(msgspec.Struct, frozen=True):
@@ -57,36 +57,38 @@ class NodeAddressID(msgspec.Struct, frozen=True):
 
 
 class NodeIDs:
-    """Gives each node the previous id of one of its addresses, otherwise the lowest free one."""
+    """Allocates node ids: the restored id of one of the node's addresses, or the lowest free one."""
 
     def __init__(self, own: Callable[[], str]) -> None:
-        """``own``: ``cluster/name`` of this node, which objects may name before its agent does."""
+        """``own`` returns ``cluster/name`` of this node, which has no id even before its row is local."""
         self._own = own
         self._ready = False
         self._numbered = False
         """Whether all nodes have been processed once."""
-        self._of: dict[str, int] = {}
-        self._taken: set[int] = set()
+        self._ids: dict[str, int] = {}
         """Ids by node."""
+        self._taken: set[int] = set()
+        """Ids in use."""
         self._free_from = 1
-        """All lower ids are in use."""
+        """The lowest id that may be free."""
         self._rows: dict[str, tuple[IPAddress, ...]] = {}
         """Addresses with rows, by node."""
-        self._known: dict[IPAddress, int] = {}
+        self._restored: dict[IPAddress, int] = {}
+        """Ids of a previous agent, by address, until all nodes are known."""
         self._reserved: frozenset[int] = frozenset()
-        """The ids in _known."""
+        """The ids in _restored."""
         self._without: set[str] = set()
         """Nodes without an id, as all are in use."""
 
     def restored(self, rows: Mapping[IPAddress, int]) -> None:
         """Restore the ids of an earlier agent. Until then, none is allocated."""
-        self._known.update(rows)
-        self._reserved = frozenset(self._known.values())
+        self._restored.update(rows)
+        self._reserved = frozenset(self._restored.values())
         self._ready = True
 
     def forget_restored(self) -> None:
-        """All nodes are known: free the ids that none of them has."""
-        self._known.clear()
+        """Free the restored ids that no node has; called once all nodes are known."""
+        self._restored.clear()
         self._reserved = frozenset()
         self._free_from = 1
 
@@ -110,7 +112,7 @@ class NodeIDs:
             writes |= dict.fromkeys(self._rows.get(name, ()))
         for name in sorted(others):
             node = others[name]
-            number = self._of.get(name) or self._take(node)
+            number = self._ids.get(name) or self._allocate(node)
             if not number:
                 self._without.add(name)
                 continue
@@ -129,32 +131,32 @@ class NodeIDs:
 
     def _release(self, name: str) -> None:
         self._without.discard(name)
-        if number := self._of.pop(name, 0):
+        if number := self._ids.pop(name, 0):
             self._taken.discard(number)
             self._free_from = min(self._free_from, number)
 
-    def _take(self, node: ClusterNode) -> int:
-        """The id of a node from now on; 0 if all are in use."""
-        before = (self._known.get(each.ip, 0) for each in node.addresses)
+    def _allocate(self, node: ClusterNode) -> int:
+        """Allocate an id for the node; 0 if all are in use."""
+        before = (self._restored.get(each.ip, 0) for each in node.addresses)
         number = next((one for one in before if one and one not in self._taken), 0)
         if not number:
-            lowest = range(self._free_from, LAST + 1)
+            lowest = range(self._free_from, MAX_ID + 1)
             number = next((one for one in lowest if one not in self._taken and one not in self._reserved), 0)
-            self._free_from = number or LAST + 1
+            self._free_from = number or MAX_ID + 1
         if number:
-            self._of[node.full_name] = number
+            self._ids[node.full_name] = number
             self._taken.add(number)
         return number
 
 
-# cilium_node_map_v2, as in the table ``node-ids``.
+# The table ``node-ids`` to the map cilium_node_map_v2.
 
 NodeIDTarget = MapTarget[IPAddress, NodeAddressID, NodeValue]
 INTERVAL: Final = seconds(30)
 
 
 def node_map(maps: Maps) -> NodeIDTarget:
-    """This node's."""
+    """Provide the map cilium_node_map_v2 as a reconciler's target."""
     keys = Codec[IPAddress](lambda ip: NodeKey(ip).pack(), lambda key: NodeKey.unpack(key).ip)
     return MapTarget(lambda: (maps.nodes,), keys, record(NodeValue), lambda row: NodeValue(row.id, row.spi))
 

@@ -1,9 +1,10 @@
-"""Labels by prefix: each source adds what it knows, and all labels together make up the identity.
+"""Labels of prefixes: each source adds labels, and all labels of a prefix make up its identity.
 
-Controller: the table ``prefix-labels``, which any source may add to, and the claims of the ipcache in; claims
-            of the ipcache, and labels of the host's identity, out.
-Why:        an address may be another node's and an API server's, or one of a network that a policy names. No
-            source knows of the others, and packets have one identity.
+Controller: the table ``prefix-labels``, which any source may write, and the claims in the ipcache in; claims
+            in the ipcache, and labels of the host's identity, out.
+Why:        an address may belong to another node and to an API server, or to a CIDR of a policy. The sources
+            are independent, but a packet has one identity.
+Source:     Cilium 1.17, pkg/ipcache/metadata.go.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lifecycle import Change, Jobs, Table, invoke, module, provide, provide_priv
 __all__ = ["Known", "PrefixLabels", "PrefixMetadata", "cell", "resolved"]
 
 
-# What sources say of prefixes.
+# Labels by source.
 #
 # Source: Cilium 1.17, the ipcache's metadata: UpsertLabels, RemoveLabels, OverrideIdentity.
 
@@ -88,7 +89,7 @@ class PrefixMetadata:
                     txn.delete((prefix, resource))
 
 
-# Which labels make a prefix's identity, of all that sources have for it.
+# The labels of a prefix's identity.
 #
 # Source: Cilium 1.17, the ipcache's resolution of labels.
 
@@ -100,10 +101,10 @@ _OUTSIDE: Final = ("cidr:", "fqdn:", "cidrgroup:")
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Other facts about a prefix."""
+    """Facts about a prefix from the ipcache."""
 
     identity: int = 0
-    """That of the effective claim in the ipcache that does not come from labels; 0 without one."""
+    """The identity of its effective claim by another resource; 0 without one."""
     labels: tuple[str, ...] = ()
     """Labels of that identity."""
     around: tuple[str, ...] = ()
@@ -113,13 +114,13 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
-    """The sorted labels of the prefix's identity; None if it keeps the identity of its claims.
+    """Return the sorted labels of the prefix's identity; None if it keeps the identity of its claims.
 
-    It keeps that without labels, for a pod, and for this node, as its identity gets the labels: see
-    labels_of().
+    It keeps that one without labels, for a pod, and for this node: there, the labels are added to the host's
+    identity.
     """
     overriding = sorted(row.resource for row in rows if row.override)
-    if overriding:  # several contradict each other: the first by name
+    if overriding:  # the first resource by name wins
         return next(tuple(sorted(set(row.labels))) for row in rows if row.resource == overriding[0])
     if not rows or known.identity == HOST:
         return None
@@ -139,9 +140,9 @@ def labels_of(rows: Iterable[PrefixLabels]) -> set[str]:
     return {label for row in rows for label in row.labels}
 
 
-# Identities of prefixes that have labels: their claims in the ipcache.
+# Claims of prefixes with labels.
 #
-# Each is an identity of this node's own, unless its labels are a reserved one's.
+# Identities are local to this node, unless the labels are those of a reserved identity.
 
 RESOURCE: Final = "prefix-labels"
 """The resource of the claims in the ipcache."""
@@ -174,27 +175,29 @@ class PrefixClaims:
         """Prefixes in rules."""
         self._of_host: dict[Prefix, frozenset[str]] = {}
         """Labels of this node's own addresses."""
+        self._outdated: dict[Prefix, None] = {}
+        """Prefixes with claims to update. Those that the kernel refused stay for the retry of the job."""
         self._first = ipcache.table.initializer(RESOURCE)
         jobs.observe("labels", self._rows.changes, self._follow_labels)
-        jobs.one_shot("first", self._complete)
-        claims = partial(ipcache.table.changes, only=self._matters)
+        jobs.one_shot("first", self._claim_initial)
+        claims = partial(ipcache.table.changes, only=self._is_relevant)
         jobs.observe("claims of others", claims, self._follow_claims)
 
-    async def _complete(self) -> None:
+    async def _claim_initial(self) -> None:
         await self._rows.wait_initialized()
-        self._settle(list(self._prefixes()))
+        self._update_claims(list(self._prefixes()))
         self._first.done()
 
     async def _follow_labels(self, changes: list[Change[tuple[str, str], PrefixLabels]]) -> None:
-        self._settle(list(dict.fromkeys(change.key[0] for change in changes)))
+        self._update_claims(list(dict.fromkeys(change.key[0] for change in changes)))
 
-    def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
+    def _is_relevant(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
         """Whether rules contain or contained the prefix, or a source has labels for it."""
         of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
         return of_rules or bool(self._rows.by("prefix").get(str(key)))
 
     async def _follow_claims(self, changes: list[Change[str, IpcacheEntry]]) -> None:
-        touched: set[Prefix] = set()
+        affected: set[Prefix] = set()
         for change in changes:
             prefix = change.key
             if change.row is not None and change.row.is_of(Source.GENERATED):
@@ -204,19 +207,20 @@ class PrefixClaims:
             else:
                 around = self._generated.pop(prefix, None)
             if around is not None:
-                touched |= {one for one in self._prefixes() if contains(around, ip_network(one))}
+                affected |= {one for one in self._prefixes() if contains(around, ip_network(one))}
             elif self._rows.by("prefix").get(prefix):
-                touched.add(prefix)
-        self._settle(touched)
+                affected.add(prefix)
+        self._update_claims(affected)
 
     def _prefixes(self) -> set[Prefix]:
         return {row.prefix for row in self._rows.all()}
 
-    def _settle(self, prefixes: Iterable[Prefix]) -> None:
+    def _update_claims(self, prefixes: Iterable[Prefix]) -> None:
         """Update the claims of these prefixes. Raises OSError if the kernel refuses; the job repeats it."""
-        for prefix in prefixes:
+        self._outdated |= dict.fromkeys(prefixes)
+        for prefix in list(self._outdated):
             rows = list(self._rows.by("prefix").get(prefix))
-            base = self._others(prefix)
+            base = self._claim_by_others(prefix)
             labels = resolved(rows, self._known(prefix, base)) if rows else None
             if labels is not None:
                 self._claim(prefix, labels, rows, base)
@@ -229,6 +233,7 @@ class PrefixClaims:
                 self._of_host[prefix] = frozenset(labels_of(rows))
             else:
                 self._of_host.pop(prefix, None)
+            self._outdated.pop(prefix, None)
         self._identities.label_host(RESOURCE, frozenset[str]().union(*self._of_host.values()))
 
     def _known(self, prefix: Prefix, base: IpcacheEntry | None) -> Known:
@@ -238,7 +243,7 @@ class PrefixClaims:
         return Known(
             base.identity if base is not None else 0,
             identity.labels if identity is not None else (),
-            tuple(self._around(network)),
+            tuple(self._labels_around(network)),
             RESERVED_IDENTITIES[world],
         )
 
@@ -253,7 +258,7 @@ class PrefixClaims:
         sources = [row.source for row in rows] + ([base.source] if base is not None else [])
         claimed = self._claimed.get(prefix)
         identity = self._identities.acquire_now(labels)
-        assert identity is not None  # noqa: S101  # this node gives it
+        assert identity is not None  # noqa: S101  # a local identity, which is available at once
         claim = IpcacheEntry(
             prefix=prefix,
             identity=identity.id,
@@ -278,12 +283,12 @@ class PrefixClaims:
             if stale is not None:
                 self._identities.release(stale.identity)
 
-    def _others(self, prefix: Prefix) -> IpcacheEntry | None:
+    def _claim_by_others(self, prefix: Prefix) -> IpcacheEntry | None:
         """The effective claim of other resources."""
         row = self._ipcache.table.get(prefix)
         return next((one for one in row.claims if one.resource != RESOURCE), None) if row else None
 
-    def _around(self, network: IPNetwork) -> Iterator[str]:
+    def _labels_around(self, network: IPNetwork) -> Iterator[str]:
         """The labels of the nearest prefix in rules that contains it, without those of the world."""
         found = [one for one in self._generated.values() if contains(one, network)]
         for nearest in sorted(found, key=lambda one: -one.prefixlen):

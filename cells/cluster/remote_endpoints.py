@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import lru_cache
-from ipaddress import IPv4Address, ip_address
+from ipaddress import ip_address
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -27,7 +27,7 @@ from cells.base.addresses import IPAddress
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache import Ipcache
-from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.cluster.ipcache.rows import IpcacheEntry, Source, tunnel_endpoint_of
 from cells.cluster.nodes.node import (
     AddressHolders,
     ChangedPlaces,
@@ -57,9 +57,9 @@ __all__ = [
     "EndpointObjects",
     "RemoteEndpoint",
     "RemoteEndpoints",
+    "chunks",
     "endpoint_objects",
     "remote_endpoints",
-    "stretches",
 ]
 
 
@@ -97,15 +97,15 @@ def endpoint_objects(
 # CiliumEndpoints of other nodes to claims in the ipcache.
 #
 # Source: the kinds SLIM_ENDPOINTS or SLIM_ENDPOINT_SLICES in; RemoteEndpoints and claims out. Objects
-#         and rows are the same values: there is one of each pod.
+#         and rows share their values, to save memory.
 # Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
-# Why:    Cilium believes them all. Here an object is refused that takes what is not its node's: an address of
-#         a node, or outside the ranges of its own, or an identity that no pod has; or if no node is known.
+# Why:    Cilium accepts them all. This agent refuses an object with addresses that its node cannot have (of
+#         another node, or outside of its ranges), with an identity that no pod has, or of an unknown node.
 
 Item = TypeVar("Item")
-STRETCH: Final = 50
+CHUNK: Final = 50
 """Number of endpoints that are processed before a yield to the event loop: a few milliseconds."""
-GLANCES: Final = 1000
+COMPARED_CHUNK: Final = 1000
 """Number of objects that are compared in the same time, if nothing changes for them."""
 
 
@@ -132,7 +132,7 @@ def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
             identity=endpoint.identity,
             source=Source.CUSTOM_RESOURCE,
             resource=resource,
-            tunnel_endpoint=_tunnel_endpoint(endpoint.node),
+            tunnel_endpoint=tunnel_endpoint_of(endpoint.node),
             encrypt_key=endpoint.encrypt_key,
         )
 
@@ -172,9 +172,9 @@ class RemoteEndpoints:
         """By slice: its endpoints."""
         self._counts: Counter[tuple[str, str]] = Counter()
         """Number of slices that contain an endpoint: two while it moves from one to another."""
-        self._here: dict[str, bool] = {}
+        self._is_local: dict[str, bool] = {}
         """Whether an address is this node's, at a revision of the table of nodes."""
-        self._here_at = -1
+        self._is_local_revision = -1
         self._places = EndpointPlaces()
         self._unchecked: list[Change[str, ClusterNode]] = []
         """Changes of nodes for which not all endpoints have been checked."""
@@ -185,10 +185,10 @@ class RemoteEndpoints:
         kind = SLIM_ENDPOINT_SLICES if objects.slices else SLIM_ENDPOINTS
         self._resources = resources
         self._objects: Table[Any, Any] = resources.table(kind)
-        jobs.observe(kind.plural, self._rounds, self._follow)
-        jobs.observe("places of endpoints", self._moves, self._check_again)
+        jobs.observe(kind.plural, self._batches, self._follow)
+        jobs.observe("places of endpoints", self._moved_nodes, self._recheck)
 
-    async def _rounds(self) -> AsyncIterator[Sequence[Change[Any, Any]] | None]:
+    async def _batches(self) -> AsyncIterator[Sequence[Change[Any, Any]] | None]:
         """Iterate over batches of changes; None at the beginning, for everything.
 
         Identities come first: no rule denies a number without known labels.
@@ -205,34 +205,34 @@ class RemoteEndpoints:
 
     async def _follow(self, changes: Sequence[Change[Any, Any]] | None) -> None:
         if changes is None:
-            await self._all()
+            await self._process_all()
             self._claimed.done()
             self._first.done()
             return
-        for stretch in self._stretches(changes, lambda change: change.key):
-            for change in stretch:
+        for chunk in self._chunks(changes, lambda change: change.key):
+            for change in chunk:
                 self._places.replace(change.old, change.row)
-            self._take({change.key: self._endpoints_of(change.key) for change in stretch})
+            self._update({change.key: self._endpoints_of(change.key) for change in chunk})
             await anyio.lowlevel.checkpoint()
         self._report()
 
-    async def _all(self) -> None:
+    async def _process_all(self) -> None:
         self._refused = {key: refused for key, refused in self._refused.items() if key in self._objects}
         known = self._names if self._slices else self.table.keys()
         removed = [key for key in known if key not in self._objects]
         self._places = EndpointPlaces()
-        for lost in self._stretches(removed):
-            self._take(dict.fromkeys(lost, ()))
+        for lost in self._chunks(removed):
+            self._update(dict.fromkeys(lost, ()))
             await anyio.lowlevel.checkpoint()
-        for keys in self._stretches(list(self._objects.keys())):
+        for keys in self._chunks(list(self._objects.keys())):
             for row in map(self._objects.get, keys):
                 if row is not None:
                     self._places.add(row)
-            self._take({key: self._endpoints_of(key) for key in keys})
+            self._update({key: self._endpoints_of(key) for key in keys})
             await anyio.lowlevel.checkpoint()
         self._report()
 
-    async def _moves(self) -> AsyncIterator[Sequence[Change[str, ClusterNode]]]:
+    async def _moved_nodes(self) -> AsyncIterator[Sequence[Change[str, ClusterNode]]]:
         """Nodes with changed addresses or ranges, after all objects have been processed."""
         await self.table.wait_initialized()
         changed = self._nodes.changes(self._nodes.revision)
@@ -242,50 +242,50 @@ class RemoteEndpoints:
             if any(place_of(change.old) != place_of(change.row) for change in changes):
                 yield changes
 
-    async def _check_again(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
+    async def _recheck(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         """Check endpoints of changed nodes again: refused ones may be valid now, and the reverse."""
         self._unchecked += changes
         moved = [each for each in self._unchecked if place_of(each.old) != place_of(each.row)]
         nodes = [node for each in moved for node in (each.old, each.row) if node is not None]
         places, concerned = ChangedPlaces(nodes), dict.fromkeys(self._refused)
         near = dict.fromkeys(key for node in nodes for key in self._places.around(node))
-        for some in self._stretches(near, most=GLANCES):
+        for some in self._chunks(near, most=COMPARED_CHUNK):
             rows = [row for row in map(self._objects.get, some) if row is not None]
             concerned |= dict.fromkeys(
                 row.key for row in rows if any(is_at(places, one) for one in row.endpoints)
             )
             await anyio.lowlevel.checkpoint()
-        for keys in self._stretches(concerned):
+        for keys in self._chunks(concerned):
             found = {key: self._endpoints_of(key) for key in keys}
             differ = {
-                key: rows for key, rows in found.items() if {one.key for one in rows} != self._held(key)
+                key: rows for key, rows in found.items() if {one.key for one in rows} != self._accepted(key)
             }
             if differ:
-                self._take(differ)
+                self._update(differ)
             await anyio.lowlevel.checkpoint()
         self._unchecked.clear()
         self._report()
 
-    def _stretches(
-        self, items: Iterable[Item], key_of: Callable[[Item], Any] = lambda item: item, most: int = STRETCH
+    def _chunks(
+        self, items: Iterable[Item], key_of: Callable[[Item], Any] = lambda item: item, most: int = CHUNK
     ) -> Iterator[list[Item]]:
         """Objects in batches of endpoints that may be processed at once; one slice may have more."""
         if not self._slices:
-            yield from stretches(items, most)
+            yield from chunks(items, most)
             return
-        stretch: list[Item] = []
+        chunk: list[Item] = []
         count = 0
         for item in items:
             row: SlimEndpointSlice | None = self._objects.get(key_of(item))
             count += max(1, len(self._names.get(key_of(item), ())), len(row.endpoints) if row else 0)
-            stretch.append(item)
+            chunk.append(item)
             if count >= most:
-                yield stretch
-                stretch, count = [], 0
-        if stretch:
-            yield stretch
+                yield chunk
+                chunk, count = [], 0
+        if chunk:
+            yield chunk
 
-    def _held(self, key: Any) -> set[Key]:
+    def _accepted(self, key: Any) -> set[Key]:
         """The valid endpoints of an object."""
         names = self._names.get(key, ()) if self._slices else (key,)
         return {name for name in names if name in self.table}
@@ -294,7 +294,7 @@ class RemoteEndpoints:
         """The valid endpoints of an object; newly refused ones are reported."""
         row: SlimEndpoint | SlimEndpointSlice | None = self._objects.get(key)
         found = () if row is None else row.endpoints
-        reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
+        reached = [one for one in found if one.is_reached and not self._on_this_node(one.node)]
         reasons = {one.key: _wrong_identity(one) or self._wrong_place(one) for one in reached}
         refused = {name: reason for name, reason in reasons.items() if reason}
         before = self._refused.pop(key, {})
@@ -344,7 +344,7 @@ class RemoteEndpoints:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         self._health.degraded(f"refused CiliumEndpoints: {'/'.join(name)}: {reason}{more}")
 
-    def _take(self, reported: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
+    def _update(self, reported: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
         """Set the endpoints of these objects. Raises OSError if the ipcache cannot be updated."""
         now = {one.key: one for found in reported.values() for one in found}
         names = (
@@ -392,23 +392,23 @@ class RemoteEndpoints:
                 self._ipcache.withdraw(resource_of(one), left)
         self._ipcache.upsert(*(claim for one in endpoints for claim in claims_of(one)))
 
-    def _is_here(self, node: str) -> bool:
-        if self._here_at != self._nodes.revision:
-            self._here.clear()
-            self._here_at = self._nodes.revision
-        found = self._here.get(node)
+    def _on_this_node(self, node: str) -> bool:
+        if self._is_local_revision != self._nodes.revision:
+            self._is_local.clear()
+            self._is_local_revision = self._nodes.revision
+        found = self._is_local.get(node)
         if found is None:
             ip = _address(node)
             own = ip is not None and any(one.local for one in self._nodes.by("address").get(ip))
-            found = self._here[node] = own
+            found = self._is_local[node] = own
         return found
 
 
-def stretches(items: Iterable[Item], most: int = STRETCH) -> Iterator[list[Item]]:
+def chunks(items: Iterable[Item], most: int = CHUNK) -> Iterator[list[Item]]:
     """The items in batches that may be processed at once."""
     rest = iter(items)
-    while stretch := list(islice(rest, most)):
-        yield stretch
+    while chunk := list(islice(rest, most)):
+        yield chunk
 
 
 def _wrong_identity(endpoint: RemoteEndpoint) -> str:
@@ -436,9 +436,3 @@ def _address(text: str) -> IPAddress | None:
         return ip_address(text)
     except ValueError:
         return None
-
-
-@lru_cache(maxsize=8192)
-def _tunnel_endpoint(node: str) -> IPv4Address:
-    ip = _address(node)
-    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)

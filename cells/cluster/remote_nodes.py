@@ -48,11 +48,11 @@ from lifecycle import (
 __all__ = ["NodeClaim", "RemoteNodes", "cell", "claims_of"]
 
 
-# The owners of other nodes' addresses: claims, made and withdrawn as nodes appear, change and end.
+# Claims of addresses and pod ranges.
 #
 # Source: Cilium 1.17, NodeManager.nodeUpdated.
 
-NOWHERE: Final = IPv4Address(0)
+NO_TUNNEL_ENDPOINT: Final = IPv4Address(0)
 NODE: Final = "node"
 """The source of nodes' labels."""
 SWEEP: Final = minutes(5)
@@ -69,11 +69,11 @@ class NodeClaim(msgspec.Struct, frozen=True):
     """``cluster/name``."""
     identity: int
     source: Source
-    tunnel_endpoint: IPv4Address = NOWHERE
+    tunnel_endpoint: IPv4Address = NO_TUNNEL_ENDPOINT
     """The node's own address, if packets to the prefix pass the tunnel."""
     encrypt_key: int = 0
     labels: tuple[str, ...] = ()
-    """With labels of nodes: the labels of the identity that replaces ``identity``."""
+    """Labels of an identity that replaces ``identity``, if policies select nodes by labels or CIDR."""
 
     @property
     def key(self) -> Key:
@@ -82,7 +82,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """The owner of its claim in the ipcache."""
+        """The resource of its claim in the ipcache."""
         return f"node//{self.node}"
 
     @property
@@ -99,7 +99,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
 
 
 def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bool) -> tuple[str, ...]:
-    """The labels of another node's identity at this address; empty for that of all nodes."""
+    """Return the labels of the node's identity at this address; empty for the reserved one."""
     own = [Label(NODE, key, value) for key, value in node.labels.items()] if labelled else []
     if by_cidr:
         own.append(Label(CIDR, cidr_label(ip_network(ip))))
@@ -123,7 +123,7 @@ def claims_of(
     if node.local:
         return
     reached = node.node_ip(Family.IPV4)
-    peer = reached if isinstance(reached, IPv4Address) else NOWHERE
+    peer = reached if isinstance(reached, IPv4Address) else NO_TUNNEL_ENDPOINT
     found: dict[Prefix, NodeClaim] = {}
     for cidr in node.all_cidrs():
         if Family.of(cidr) in worlds:
@@ -142,7 +142,7 @@ def claims_of(
         if Family.of(address.ip) not in worlds:
             continue
         prefix = prefix_of(address.ip)
-        to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
+        to = peer if address.type == CILIUM_INTERNAL_IP else NO_TUNNEL_ENDPOINT
         labels = node_labels(node, address.ip, labelled=labelled, by_cidr=by_cidr)
         key = node.encryption_key if encrypted else 0
         found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, key, labels)
@@ -157,7 +157,7 @@ def worlds_of(agent: AgentConfig) -> dict[Family, int]:
 
 
 class Contested(msgspec.Struct, frozen=True):
-    """A claim, with facts of this node."""
+    """A claim, with the facts of this node that decide on it."""
 
     claim: NodeClaim
     own: tuple[IPNetwork, ...]
@@ -167,7 +167,7 @@ class Contested(msgspec.Struct, frozen=True):
 
     @property
     def granted(self) -> NodeClaim:
-        """As entry(), without a key if this node does not encrypt to nodes."""
+        """The claim, without encryption key if this node does not encrypt to nodes."""
         if self.encrypts or not self.claim.encrypt_key:
             return self.claim
         return msgspec.structs.replace(self.claim, encrypt_key=0)
@@ -204,7 +204,9 @@ def node_claims(
     contested = published.left_join(
         own,
         lambda claim, node: Contested(claim, *(node or ((), False))),
-        on=lambda _: f"{agent.cluster_name}/{agent.node_name}",  # not before the start: it asks the host
+        on=lambda _: (
+            f"{agent.cluster_name}/{agent.node_name}"
+        ),  # evaluated after the start: reads the host's name
         name="contested-prefixes",
     )
     found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
@@ -237,7 +239,7 @@ class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
             entry = claim.entry
             if claim.labels:
                 identity = self._identities.acquire_now(claim.labels)
-                assert identity is not None  # noqa: S101  # this node gives it
+                assert identity is not None  # noqa: S101  # a local identity, which is available at once
                 numbers[key] = identity.id
                 entry = msgspec.structs.replace(entry, identity=identity.id)
             entries.append(entry)

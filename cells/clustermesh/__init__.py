@@ -1,9 +1,9 @@
-"""The cluster mesh: nodes, services, addresses and identities of other clusters, read from their etcds.
+"""Cluster mesh: nodes, services, addresses and identities of remote clusters, read from their etcds.
 
-Source: the directory clustermesh-config and an etcd for each of its files in; the tables of the mesh out,
-        which nodes and services follow; claims in the ipcache, and identities.
-Why:    pods of several clusters reach each other, and policies know who they are. Without a cluster-id, or
-        without the directory, nothing of this is imported.
+In:   the directory clustermesh-config, and an etcd for each of its files.
+Out:  the tables of the mesh, which nodes and services use; claims in the ipcache; identities.
+Why:  pods of several clusters reach each other, and policies select them by labels. Without a cluster-id or
+      the directory, the connection code is not imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anyio
 from anyio import to_thread
 
 from cells.base.metrics import Collector, MetricFamily, features, gauge
-from cells.cluster.allocation.agreed import AllocationMode
+from cells.cluster.allocation.global_allocator import AllocationMode
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.ipcache import Ipcache
@@ -67,7 +67,7 @@ __all__ = ["ConfigDirectory", "cell"]
 
 
 class RemoteClaims:
-    """Makes identities known, and claims addresses in the ipcache."""
+    """Adds remote identities, and claims remote addresses in the ipcache."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class RemoteClaims:
         self._claims = AddressClaims(mesh.addresses, nodes, ipcache)
         self._claimed = ipcache.table.initializer("clustermesh")
         jobs.observe("identities", mesh.identities.changes, self._learn)
-        jobs.observe("addresses", self._rounds, self._claim)
+        jobs.observe("addresses", self._batches, self._claim)
 
     async def settle(self) -> None:
-        """What is in the tables now is all that there was at the start. Raises OSError."""
+        """Process all rows, and report the initial claims as complete. Raises OSError."""
         for row in self._mesh.identities.all():
             self._identities.learn(row.number, row.labels)
         await self._claim(None)
@@ -105,8 +105,10 @@ class RemoteClaims:
                 self._identities.unlearn(change.old.number)
             await time_slice.pause()
 
-    async def _rounds(self) -> AsyncIterator[Sequence[Change[tuple[str, str], RemoteAddress]] | None]:
-        """None at the beginning: everything is to be looked at."""
+    async def _batches(
+        self,
+    ) -> AsyncIterator[Sequence[Change[tuple[str, str], RemoteAddress]] | None]:
+        """Yield None, for all addresses, then changes."""
         changes = self._mesh.addresses.changes(self._mesh.addresses.revision)
         yield None
         async for batch in changes:
@@ -116,32 +118,32 @@ class RemoteClaims:
         await self._claims.follow(changes)
 
 
-# The directory with a file for each remote cluster, as the table ``remote-cluster-configs``.
+# The directory of configuration files, as the table ``remote-cluster-configs``.
 #
-# Source: watches the directory (inotify), and what its links lead to.
-# Source: Cilium 1.17, pkg/clustermesh/common: a file counts if it is readable and has the text ``endpoints:``
-#         anywhere, whatever else lies there; by its SHA-256 it is known whether it has changed.
+# The directory and the targets of its links are watched with inotify.
+# Source: Cilium 1.17, pkg/clustermesh/common: a readable file that contains the text ``endpoints:``
+#         configures a cluster, all others are ignored; a different SHA-256 means that it has changed.
 
-SETTLE: Final = 0.05
-"""Seconds within which changes are taken as one: the files of a mounted secret change together."""
-MARK: Final = b"endpoints:"
+DEBOUNCE: Final = 0.05
+"""Seconds in which changes are processed together: the files of a mounted secret change at once."""
+ENDPOINTS_MARKER: Final = b"endpoints:"
 
 
 def read_file(path: Path) -> RemoteClusterFile | None:
-    """The row of a file; None for what does not configure a cluster."""
+    """Return the row of a file; None if it does not configure a cluster."""
     try:
         data = read_regular(path)
-    except OSError:  # a directory, a link to nowhere: other things lie there, too
+    except OSError:  # for example a directory or a dangling link
         return None
-    if MARK not in data:
+    if ENDPOINTS_MARKER not in data:
         return None
     return RemoteClusterFile(path.name, path, hashlib.sha256(data).hexdigest())
 
 
 class ConfigDirectory:
-    """Follows the directory. Raises UsageError at the start when it is missing.
+    """Maintains the table ``remote-cluster-configs``; the start fails if the directory is missing.
 
-    Only what an event names is looked at again, and what is in the table.
+    After an event, the named files and those in the table are read again.
     """
 
     def __init__(self, directory: Path, mesh: MeshTables, *, lifecycle: Lifecycle, jobs: Jobs) -> None:
@@ -149,7 +151,7 @@ class ConfigDirectory:
         self._files = mesh.files
         self._first = mesh.files.initializer("clustermesh-config")
         lifecycle.append(Hook("check the directory of remote clusters", self._check))
-        jobs.observe("watch the directory", self._changes, self._look)
+        jobs.observe("watch the directory", self._changes, self._read)
 
     async def _check(self) -> None:
         if not self._directory.is_dir():
@@ -158,9 +160,9 @@ class ConfigDirectory:
             )
 
     async def _changes(self) -> AsyncIterator[Collection[str]]:
-        """Names of files to look at: all at first, then after every burst of changes.
+        """Yield names of files to read: all at first, then after every burst of events.
 
-        Raises FileNotFoundError when the directory goes.
+        Raises FileNotFoundError when the directory is removed.
         """
         from asyncinotify import Inotify, Mask
 
@@ -174,7 +176,7 @@ class ConfigDirectory:
                 self._watch_links(inotify, names)
                 yield names
                 events = [await inotify.get()]
-                with anyio.move_on_after(SETTLE):
+                with anyio.move_on_after(DEBOUNCE):
                     while True:
                         events.append(await inotify.get())
                 if any(event.watch is whole and event.mask & (removed | Mask.IGNORED) for event in events):
@@ -182,16 +184,16 @@ class ConfigDirectory:
                 names = {str(event.name) for event in events if event.watch is whole and event.name}
 
     def _watch_links(self, inotify: Inotify, names: Collection[str]) -> None:
-        """What links lead to may lie elsewhere: it is watched before it is read."""
+        """Watch the targets of symbolic links, which may be in other directories, before they are read."""
         from asyncinotify import Mask
 
         mask = Mask.CLOSE_WRITE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
         for path in (self._directory / name for name in names):
             if path.is_symlink():
-                with suppress(OSError):  # it leads to nothing, or went meanwhile
+                with suppress(OSError):  # a dangling link, or a removed one
                     inotify.add_watch(path, mask)
 
-    async def _look(self, names: Collection[str]) -> None:
+    async def _read(self, names: Collection[str]) -> None:
         found = await to_thread.run_sync(
             lambda: {name: read_file(self._directory / name) for name in sorted(names)}
         )
@@ -204,11 +206,11 @@ class ConfigDirectory:
         self._first.done()
 
 
-# The connections: one for each file of the directory.
+# A connection for each configuration file.
 
 
 async def check_id(cluster_id: int, modes: Sequence[ChainingMode]) -> None:
-    """Raise UsageError for an id that others' marks of packets are in the way of."""
+    """Raise UsageError if packet marks of the chained plugin use a bit of the cluster id."""
     if cluster_id & 0x80 and any(mode.name == "aws-cni" for mode in modes):
         raise UsageError(
             f"cluster-id={cluster_id}: aws-cni uses a bit of it in marks of packets; expected an id from 1 to"
@@ -217,7 +219,7 @@ async def check_id(cluster_id: int, modes: Sequence[ChainingMode]) -> None:
 
 
 class ClusterMesh:
-    """Connects to every remote cluster that is configured."""
+    """Runs a connection for each configured remote cluster."""
 
     def __init__(
         self,
@@ -247,27 +249,27 @@ class ClusterMesh:
         self._jobs = jobs
         self._health = health
         self._log = log
-        self._connected: set[str] = set()
-        """Clusters with a job."""
+        self._running: set[str] = set()
+        """Clusters with a running job."""
         self._services = services
         self._nodes_known = mesh.nodes.initializer("clustermesh")
         self._services_known = mesh.services.initializer("clustermesh")
         lifecycle.append(Hook("check the id of the cluster", partial(check_id, agent.cluster_id, modes)))
         ConfigDirectory(mesh.directory, mesh, lifecycle=lifecycle, jobs=jobs)
         jobs.observe("connect", mesh.files.changes, self._follow)
-        jobs.one_shot("wait for remote clusters", self._wait)
+        jobs.one_shot("wait for remote clusters", self._wait_synced)
 
-    async def _wait(self) -> None:
-        """Until the clusters of the start are known, or clustermesh-sync-timeout has passed."""
+    async def _wait_synced(self) -> None:
+        """Wait until all clusters configured at the start are listed, or clustermesh-sync-timeout."""
         await self._mesh.files.wait_initialized()
         self._gates.expect(row.name for row in self._mesh.files.all() if not self._fault(row.name))
-        with anyio.move_on_after(self._mesh.sync_timeout) as patience:
+        with anyio.move_on_after(self._mesh.sync_timeout) as deadline:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._open, self._nodes_known.done, "nodes")
-                tasks.start_soon(self._open, self._services_known.done, "services")
+                tasks.start_soon(self._mark_known, self._nodes_known.done, "nodes")
+                tasks.start_soon(self._mark_known, self._services_known.done, "services")
                 await self._gates.wait("nodes", "endpoints", "identities")
                 await self._settle()
-        if patience.cancelled_caught:
+        if deadline.cancelled_caught:
             self._log.warning(UNSYNCED, clusters=self._gates.unsynced(*KINDS))
             self._nodes_known.done()
             self._services_known.done()
@@ -277,27 +279,27 @@ class ClusterMesh:
         await self._claims.settle()
         self._gates.settle()
 
-    async def _open(self, done: Callable[[], None], kind: str) -> None:
+    async def _mark_known(self, done: Callable[[], None], kind: str) -> None:
         await self._gates.wait(kind)
         done()
 
     def _fault(self, name: str) -> str:
-        """Why a cluster of this name is not connected to; empty where it is."""
-        return "it is the own cluster" if name == self._own else cluster_name_fault(name)
+        """Return why the agent does not connect to a cluster of this name; empty if it does."""
+        return "it is the local cluster" if name == self._own else cluster_name_fault(name)
 
     async def _follow(self, changes: Sequence[Change[str, RemoteClusterFile]]) -> None:
         for change in changes:
             name = change.key
-            if change.row is None or name in self._connected:
-                continue  # the job of the cluster sees it
+            if change.row is None or name in self._running:
+                continue  # handled by the cluster's job
             if name == self._own:
-                self._log.debug("ignoring the configuration of the own cluster", cluster=name)
+                self._log.debug("ignoring the configuration of the local cluster", cluster=name)
             elif fault := self._fault(name):
                 self._log.error(
                     "Cannot connect to remote cluster", cluster=name, error=f"invalid cluster name: {fault}"
                 )
             else:
-                self._connected.add(name)
+                self._running.add(name)
                 self._jobs.one_shot(f"remote-etcd-{name}", partial(self._connect, name))
 
     async def _connect(self, name: str) -> None:
@@ -316,10 +318,10 @@ class ClusterMesh:
                 log=self._log,
             )
             await connection.run()
-        self._connected.discard(name)
+        self._running.discard(name)
 
     def _client(self, path: Path) -> Any:
-        """The client of a configuration: of kvstore-opt, limits count for all clients."""
+        """Create the client for a configuration file; limits of kvstore-opt apply."""
         from msgspec.structs import replace
 
         from cells.kvstore.etcd import EtcdClient
@@ -328,13 +330,13 @@ class ClusterMesh:
         return EtcdClient(options, self._store.metrics, self._services.resolve, pinned=True)
 
 
-# The mesh as metrics.
+# Metrics.
 #
 # Source: Cilium 1.17, cilium_clustermesh_*.
 
 
 def mesh_metrics(mesh: MeshTables, services: MeshServices, agent: AgentConfig) -> Member[Collector]:
-    """Remote clusters; nothing without a mesh."""
+    """Contribute the metrics of remote clusters; none without a mesh."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(mesh, services, agent.cluster_name, agent.node_name) if mesh.enabled else ()
@@ -343,7 +345,7 @@ def mesh_metrics(mesh: MeshTables, services: MeshServices, agent: AgentConfig) -
 
 
 def families(mesh: MeshTables, services: MeshServices, cluster: str, node: str) -> Iterable[MetricFamily]:
-    """Of the own cluster's node."""
+    """Yield the metric families, labelled with the own cluster and node."""
     rows = mesh.clusters.all()
     own = "source_cluster source_node_name"
     each = f"{own} target_cluster"

@@ -1,8 +1,8 @@
-"""The connection to a remote cluster: what its etcd has of it becomes rows, for as long as it is configured.
+"""The connection to a remote cluster: lists and watches its etcd, and writes the tables of the mesh.
 
 Source: Cilium 1.17, pkg/clustermesh/common, the controllers remote-etcd-NAME.
-Why:    a lost connection removes nothing: the pods there go on. What is removed while there is none is found
-        by comparing the first listing of the next one.
+Why:    a lost connection deletes no row: the remote pods are still reachable. Keys that are deleted in the
+        meantime are found by the first list of the next connection.
 """
 
 from __future__ import annotations
@@ -50,60 +50,60 @@ from cells.kvstore.store import Heartbeat
 from lifecycle import Backoff, Health, Logger, Table
 
 RETRY: Final = Backoff(first=0.5, maximum=15.0)
-LOOK: Final = 15.0
-"""Seconds between looks at the heartbeat and the servers."""
-PATIENCE: Final = 180.0
-"""Seconds that a cluster has to announce itself."""
-SLICE: Final = 100
-"""Values read before others get their turn on the event loop: a few milliseconds."""
+CHECK_INTERVAL: Final = 15.0
+"""Seconds between checks of the heartbeat and the server."""
+CONFIG_TIMEOUT: Final = 180.0
+"""Seconds to wait for the cluster's configuration (its key below cluster-config)."""
+CHUNK: Final = 100
+"""Values parsed before the event loop runs other tasks: a few milliseconds."""
 
 Clients = Callable[[Path], EtcdClient]
-"""Makes the client of a configuration."""
+"""Creates the client for a configuration file."""
 
 
 class RemoteClusterError(StoreError):
-    """Raised when a cluster cannot be connected to for what it announces, or for want of it."""
+    """Raised when the cluster's configuration is missing or does not allow a connection."""
 
 
 class _ConfigurationChangedError(StoreError):
-    """Raised to end a connection."""
+    """Raised to end a connection when its file changes."""
 
 
 class ClusterIDs:
-    """Which cluster has which id."""
+    """The reserved cluster ids, by cluster."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
 
     def reserve(self, cluster: str, cluster_id: int) -> None:
-        """Give the id to the cluster. Raises RemoteClusterError when another has it."""
+        """Reserve the id for the cluster. Raises RemoteClusterError if another cluster has it."""
         if self._names.setdefault(cluster_id, cluster) != cluster:
             raise RemoteClusterError(f"clusterID {cluster_id} is already used")
 
     def release(self, cluster_id: int) -> None:
-        """It is free."""
+        """Release the id."""
         self._names.pop(cluster_id, None)
 
 
 class SyncObserver(Protocol):
-    """Who waits for clusters to be known."""
+    """Receives the progress of initial lists."""
 
     def synced(self, cluster: str, kind: str) -> None:
-        """All of a kind has been listed."""
+        """Record that all keys of a kind are listed."""
         ...
 
     def forget(self, cluster: str) -> None:
-        """The cluster is not configured any more."""
+        """Record that the cluster is no longer configured."""
         ...
 
 
 class _Kind(NamedTuple):
-    """How keys of a kind become rows."""
+    """How keys of a kind are parsed and stored."""
 
     table: Table[Any, Any]
     read: Callable[[RemoteValues], Callable[[str, bytes], Any]]
     key: Callable[[str, str], Any]
-    """Of the row, by the cluster and the key behind the prefix."""
+    """Returns the row's key for a cluster and a key without its prefix."""
 
 
 def _service_key(cluster: str, name: str) -> tuple[str, str, str]:
@@ -112,7 +112,7 @@ def _service_key(cluster: str, name: str) -> tuple[str, str, str]:
 
 
 class RemoteConnection:
-    """The only writer of the rows of its cluster."""
+    """Runs the connection to a cluster; the only writer of the cluster's rows."""
 
     def __init__(
         self,
@@ -135,11 +135,11 @@ class RemoteConnection:
         self._health = health
         self._log = log
         self._id = 0
-        """The reserved one; 0: none yet."""
+        """The reserved cluster id; 0 without one."""
         self._failures = 0
-        """In a row."""
+        """Number of failures in a row."""
         self._reported = ""
-        """The error that was logged last, of those in a row."""
+        """The last logged error of a series of failures."""
         self._kinds: Mapping[str, _Kind] = {
             "nodes": _Kind(mesh.nodes, lambda values: values.node, lambda *key: "/".join(key)),
             "services": _Kind(mesh.services, lambda values: values.service, _service_key),
@@ -148,14 +148,14 @@ class RemoteConnection:
         }
 
     async def run(self) -> None:
-        """Return once the configuration is removed, and everything of the cluster with it."""
+        """Connect and reconnect until the configuration is removed, then delete the cluster's rows."""
         while True:
             file = self._mesh.files.get(self.name)
             if file is None:
-                await self._forget()
+                await self._remove()
                 if self.name not in self._mesh.files:
                     return
-                continue  # it came back while its rows went
+                continue  # it was added again while its rows were deleted
             error = await self._connect(file)
             if isinstance(error, _ConfigurationChangedError):
                 self._failures = 0
@@ -164,7 +164,7 @@ class RemoteConnection:
             if self._reported != str(error):
                 self._reported = str(error)
                 self._log.warning("remote cluster is not connected", cluster=self.name, error=str(error))
-            self._health.degraded("not connected: what was known of the cluster stays in force", error)
+            self._health.degraded("not connected: the last known state of the cluster stays in force", error)
             with anyio.move_on_after(RETRY.pause(self._failures)):
                 await self._mesh.files.wait_changed(self.name, file)
 
@@ -176,18 +176,18 @@ class RemoteConnection:
         self._mesh.clusters.put(replace(self._row, **fields))
 
     async def _connect(self, file: RemoteClusterFile) -> Exception | None:
-        """Follow the cluster for as long as that works; why it ended."""
+        """Follow the cluster until an error, and return it."""
         self._update()
         client = self._clients(file.path)
         error: Exception | None = None
 
-        async def until_changed() -> None:
+        async def fail_when_changed() -> None:
             await self._mesh.files.wait_changed(self.name, file)
             raise _ConfigurationChangedError("the configuration has changed")
 
         try:
             async with client.open():
-                error = await first_failure(partial(self._follow, client), until_changed)
+                error = await first_failure(partial(self._follow, client), fail_when_changed)
         except StoreConfigError as wrong:
             error = wrong
         row = self._row
@@ -199,18 +199,18 @@ class RemoteConnection:
         return error
 
     async def _follow(self, client: EtcdClient) -> None:
-        """Read the cluster, and follow its changes. Raises StoreError."""
+        """List the cluster's keys, and follow their changes. Raises StoreError."""
         heartbeat = Heartbeat()
-        await self._look(client, heartbeat)
+        await self._check(client, heartbeat)
         self._log.info("connected to a remote cluster", cluster=self.name, endpoint=client.endpoint)
         self._update(connected=True, config=RemoteClusterConfig())
-        with anyio.move_on_after(PATIENCE) as patience:
+        with anyio.move_on_after(CONFIG_TIMEOUT) as deadline:
             found = await self._announcement(client)
-        if patience.cancelled_caught:
+        if deadline.cancelled_caught:
             raise RemoteClusterError("failed to retrieve cluster configuration: not found")
         if fault := announcement_fault(found, self._numbers):
             raise RemoteClusterError(fault)
-        await self._take_id(found.id)
+        await self._reserve_id(found.id)
         self._update(config=found.config)
         keys = RemoteKeys(self.name, cached=found.config.kvstoremesh)
         values = RemoteValues(self.name, found.id, self._numbers)
@@ -218,20 +218,22 @@ class RemoteConnection:
         if not found.config.sync_canaries:
             for canary in canaries.values():
                 canary.set()
-        mirrors = [
-            partial(self._mirror, client, kind, keys.prefixes[kind], values, canaries[keys.canaries[kind]])
+        watches = [
+            partial(
+                self._list_and_watch, client, kind, keys.prefixes[kind], values, canaries[keys.canaries[kind]]
+            )
             for kind in KINDS
         ]
         error = await first_failure(
-            partial(self._look_again, client, heartbeat),
+            partial(self._check_periodically, client, heartbeat),
             partial(self._watch_canaries, client, canaries),
-            *mirrors,
+            *watches,
         )
         if error is not None:
             raise error
 
     async def _announcement(self, client: EtcdClient) -> Announcement:
-        """What the cluster announces of itself, once it does. Raises StoreError."""
+        """Wait for the cluster's configuration and return it. Raises StoreError."""
         key = f"{CLUSTER_CONFIG}{self.name}"
         while True:
             there, revision = await client.list_prefix(key)
@@ -241,27 +243,27 @@ class RemoteConnection:
                     return read_announcement(value)
                 except ValueError as error:
                     raise RemoteClusterError(f"failed to retrieve cluster configuration: {error}") from error
-            self._health.degraded(f"connected; there is no key {key} yet")
+            self._health.degraded(f"connected; waiting for the key {key}")
             async with aclosing(client.watch(key, revision + 1)) as changes:
                 async for events in changes:
                     if any(event.key == key for event in events):
                         break
 
-    async def _take_id(self, cluster_id: int) -> None:
-        """Reserve it. With another one than before, nothing that is known of the cluster holds any more."""
+    async def _reserve_id(self, cluster_id: int) -> None:
+        """Reserve the cluster's id. If it has changed, delete all rows of the cluster first."""
         before = self._id
         if before not in (0, cluster_id):
-            self._log.info("the cluster has another id", cluster=self.name, before=before, id=cluster_id)
-            await self._drain()
+            self._log.info("the cluster ID has changed", cluster=self.name, before=before, id=cluster_id)
+            await self._delete_all()
         self._ids.reserve(self.name, cluster_id)
         self._id = cluster_id
         if before not in (0, cluster_id):
             self._ids.release(before)
 
-    # Health of the connection
+    # Status of the connection
 
-    async def _look(self, client: EtcdClient, heartbeat: Heartbeat) -> None:
-        """See whether it answers, and is written to. Raises StoreError."""
+    async def _check(self, client: EtcdClient, heartbeat: Heartbeat) -> None:
+        """Check that the server answers, and that the heartbeat is recent. Raises StoreError."""
         beat = await client.lookup(HEARTBEAT)
         if beat is not None:
             heartbeat.seen(beat.mod_revision)
@@ -273,15 +275,15 @@ class RemoteConnection:
         if self._row.status != status:
             self._update(status=status)
 
-    async def _look_again(self, client: EtcdClient, heartbeat: Heartbeat) -> None:
+    async def _check_periodically(self, client: EtcdClient, heartbeat: Heartbeat) -> None:
         while True:
-            await anyio.sleep(LOOK)
-            await self._look(client, heartbeat)
+            await anyio.sleep(CHECK_INTERVAL)
+            await self._check(client, heartbeat)
 
     # Keys to rows
 
     async def _watch_canaries(self, client: EtcdClient, canaries: Mapping[str, anyio.Event]) -> None:
-        """Set those of keys that are there, as they appear. Raises StoreError."""
+        """Set the event of each canary key as the key appears. Raises StoreError."""
         prefix = synced_prefix(self.name)
         while not all(canary.is_set() for canary in canaries.values()):
             there, revision = await client.list_prefix(prefix)
@@ -297,13 +299,13 @@ class RemoteConnection:
                         if all(canary.is_set() for canary in canaries.values()):
                             return
 
-    async def _mirror(
+    async def _list_and_watch(
         self, client: EtcdClient, kind: str, prefix: str, values: RemoteValues, canary: anyio.Event
     ) -> None:
-        """List the keys of a kind once all are there, and follow them. Raises StoreError."""
+        """Wait for the canary, then list the keys of a kind and follow them. Raises StoreError."""
         await canary.wait()
         while True:
-            with suppress(CompactedError):  # it took too long: all of it again
+            with suppress(CompactedError):  # relist
                 found, revision = await client.list_prefix(prefix)
                 await self._replace(kind, values, {kv.key.removeprefix(prefix): kv.value for kv in found})
                 self._synced(client, kind)
@@ -319,12 +321,12 @@ class RemoteConnection:
         self._update(synced=synced)
         self._observer.synced(self.name, kind)
         if len(synced) == len(KINDS):
-            client.settle()
+            client.end_bootstrap()
             self._failures, self._reported = 0, ""
             self._health.ok(f"connected to {client.endpoint}")
 
     async def _replace(self, kind: str, values: RemoteValues, there: Mapping[str, bytes]) -> None:
-        """These are all keys of a kind: what is not among them goes first."""
+        """Replace all rows of a kind by these keys: delete others first."""
         key_of = self._kinds[kind].key
         await self._delete(kind, {key_of(self.name, name) for name in there})
         await self._apply(kind, values, list(there.items()))
@@ -332,12 +334,12 @@ class RemoteConnection:
     async def _apply(
         self, kind: str, values: RemoteValues, changes: Sequence[tuple[str, bytes | None]]
     ) -> None:
-        """Take changes in. While a key has a value that is not valid, the row of its last valid one stays."""
+        """Apply changes to the table. While a key's value is invalid, its last valid row stays."""
         table, reader, key_of = self._kinds[kind]
         read = reader(values)
-        for begin in range(0, len(changes), SLICE):
+        for begin in range(0, len(changes), CHUNK):
             with table.txn() as rows:
-                for name, value in changes[begin : begin + SLICE]:
+                for name, value in changes[begin : begin + CHUNK]:
                     key = key_of(self.name, name)
                     if value is None:
                         rows.delete(key)
@@ -363,23 +365,23 @@ class RemoteConnection:
                     rows.put(row)
             await anyio.lowlevel.checkpoint()
 
-    async def _delete(self, kind: str, but: Collection[Any] = ()) -> None:
+    async def _delete(self, kind: str, except_keys: Collection[Any] = ()) -> None:
         table = self._kinds[kind].table
-        removed = [key for key in table.by(BY_CLUSTER).keys(self.name) if key not in but]
-        for begin in range(0, len(removed), SLICE):
+        removed = [key for key in table.by(BY_CLUSTER).keys(self.name) if key not in except_keys]
+        for begin in range(0, len(removed), CHUNK):
             with table.txn() as rows:
-                for key in removed[begin : begin + SLICE]:
+                for key in removed[begin : begin + CHUNK]:
                     rows.delete(key)
             await anyio.lowlevel.checkpoint()
 
-    async def _drain(self) -> None:
+    async def _delete_all(self) -> None:
         for kind in KINDS:
             await self._delete(kind)
 
-    async def _forget(self) -> None:
-        """The cluster is not configured any more."""
+    async def _remove(self) -> None:
+        """Delete everything of a cluster that is no longer configured."""
         self._log.info("remote cluster removed", cluster=self.name)
-        await self._drain()
+        await self._delete_all()
         self._ids.release(self._id)
         self._id = 0
         self._mesh.clusters.delete(self.name)
@@ -387,7 +389,7 @@ class RemoteConnection:
 
 
 async def first_failure(*works: Callable[[], Awaitable[None]]) -> StoreError | None:
-    """Run them at once until one fails with a StoreError, or the last returns; that error."""
+    """Run these concurrently until one raises StoreError, or all return. Returns the error."""
     errors: list[StoreError] = []
     async with anyio.create_task_group() as tasks:
 

@@ -1,8 +1,8 @@
-"""Keys and values of a remote cluster's etcd: which there are, and what makes one valid.
+"""Keys and values in a remote cluster's etcd: prefixes, parsing and validation.
 
-Source: Cilium 1.17, pkg/clustermesh: the prefixes of a cluster, its announcement below cluster-config, and
-        the validators of its nodes, services, addresses and identities.
-Why:    another cluster's etcd is not ours. What it has of other clusters must have no effect here.
+Source: Cilium 1.17, pkg/clustermesh: the prefixes, CiliumClusterConfig below cluster-config, and the
+        validators of nodes, services, addresses and identities.
+Why:    a remote etcd is not trusted: its data about clusters other than its own must have no effect.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cells.clustermesh.tables import (
 )
 from cells.remote.shared_keys import IPIdentityPair, Network, WireNode, node_of
 
-# What a cluster announces of itself.
+# The configuration of a cluster.
 
 
 class RemoteCapabilities(msgspec.Struct, frozen=True, rename="camel"):
-    """What readers of its etcd may count on; what is missing is not so."""
+    """The capabilities of a cluster's etcd; missing ones are off."""
 
     synced_canaries: bool = False
     cached: bool = False
@@ -40,14 +40,14 @@ class RemoteCapabilities(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """The value of the key cilium/cluster-config/NAME."""
+    """The value of cilium/cluster-config/NAME: CiliumClusterConfig in Cilium."""
 
     id: int = 0
     capabilities: RemoteCapabilities | None = None
 
     @property
     def config(self) -> RemoteClusterConfig:
-        """As the status shows it."""
+        """The configuration as the status shows it."""
         known = self.capabilities or RemoteCapabilities()
         return RemoteClusterConfig(
             required=True,
@@ -63,14 +63,14 @@ _ANNOUNCEMENT: Final = msgspec.json.Decoder(Announcement | None)
 
 
 def read_announcement(value: bytes) -> Announcement:
-    """The announcement of a cluster. Raises ValueError."""
+    """Parse a cluster's configuration. Raises ValueError."""
     return _ANNOUNCEMENT.decode(value) or Announcement()
 
 
 def announcement_fault(found: Announcement, numbers: ClusterNumbers) -> str:
-    """Why the cluster cannot be connected to, in Cilium's words; empty where it can.
+    """Return why the agent must not connect to the cluster, in Cilium's words; empty if it may.
 
-    ``numbers`` are the own cluster's.
+    ``numbers`` are those of the local cluster.
     """
     most, theirs = numbers.most_clusters, (found.capabilities or RemoteCapabilities()).max_connected_clusters
     if found.id == 0:
@@ -84,18 +84,18 @@ def announcement_fault(found: Announcement, numbers: ClusterNumbers) -> str:
     return ""
 
 
-# Where its keys are.
+# Prefixes.
 
 
 class RemoteKeys(msgspec.Struct, frozen=True):
-    """Prefixes of a cluster, by KINDS, and the keys that appear when all of a prefix is there."""
+    """The key prefixes of a cluster by KINDS, and its canary keys."""
 
     cluster: str
     cached: bool
 
     @property
     def prefixes(self) -> Mapping[str, str]:
-        """By kind."""
+        """Prefixes by kind."""
         cluster = self.cluster
         if self.cached:
             base = "cilium/cache"
@@ -112,7 +112,7 @@ class RemoteKeys(msgspec.Struct, frozen=True):
 
     @property
     def canaries(self) -> Mapping[str, str]:
-        """By kind."""
+        """Keys by kind that appear once all keys of the kind are written."""
         base = f"{synced_prefix(self.cluster)}cilium/{'cache' if self.cached else 'state'}"
         return {
             "nodes": f"{base}/nodes/v1",
@@ -123,15 +123,15 @@ class RemoteKeys(msgspec.Struct, frozen=True):
 
 
 def synced_prefix(cluster: str) -> str:
-    """Below it are the keys that appear when all of a prefix is there."""
+    """Return the prefix of a cluster's canary keys."""
     return f"cilium/synced/{cluster}/"
 
 
-# What they are: each value to a row. ValueError: it is logged, and the last valid row stays.
+# Values to rows. A ValueError is logged, and the last valid row stays.
 
 
 class RemoteValues:
-    """Reads the values of one cluster, with the id that it has announced."""
+    """Parses and validates the values of one cluster, with the cluster id it has announced."""
 
     def __init__(self, cluster: str, cluster_id: int, numbers: ClusterNumbers) -> None:
         self.cluster = cluster
@@ -139,7 +139,7 @@ class RemoteValues:
         self._numbers = numbers.of(cluster_id)
 
     def node(self, name: str, value: bytes) -> ClusterNode:
-        """A node. Raises ValueError."""
+        """Parse a node. Raises ValueError."""
         found = _NODE.decode(value)
         self._check_origin(found.cluster, found.cluster_id)
         if found.name != name:
@@ -147,7 +147,7 @@ class RemoteValues:
         return node_of(found, Source.CLUSTERMESH)
 
     def service(self, name: str, value: bytes) -> RemoteService:
-        """A service, by namespace and name. Raises ValueError."""
+        """Parse a service by its ``namespace/name``. Raises ValueError."""
         found = _SERVICE.decode(value) or _WireService()
         self._check_origin(found.cluster, found.cluster_id)
         if f"{found.namespace}/{found.name}" != name or not found.namespace:
@@ -163,7 +163,10 @@ class RemoteValues:
         )
 
     def address(self, name: str, value: bytes) -> RemoteAddress:
-        """An address, without an identity if its own is not of the cluster. Raises ValueError."""
+        """Parse an address. Raises ValueError.
+
+        The identity is 0 if the value has one of another cluster.
+        """
         found = _ADDRESS.decode(value) or IPIdentityPair()
         ip = parse_ip(found.ip)
         if ip is None:
@@ -184,7 +187,7 @@ class RemoteValues:
         )
 
     def identity(self, name: str, value: bytes) -> RemoteIdentity:
-        """An identity, by its number. Raises ValueError."""
+        """Parse an identity by its number. Raises ValueError."""
         number = int(name) if name.isascii() and name.isdigit() else 0
         if number not in self._numbers or str(number) != name:
             first, last = self._numbers[0], self._numbers[-1]
@@ -195,7 +198,7 @@ class RemoteValues:
         return RemoteIdentity(cluster=self.cluster, name=name, number=number, labels=texts(labels))
 
     def _identity(self, number: int) -> int:
-        if number == HOST:  # a host elsewhere
+        if number == HOST:  # the host of a remote node
             return REMOTE_NODE
         return number if 0 < number < POD_NUMBERS.start or number in self._numbers else 0
 

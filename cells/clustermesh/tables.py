@@ -1,22 +1,21 @@
-"""What is known of remote clusters: the rows, and the tables that connections write.
+"""The tables of the cluster mesh: remote clusters, and their nodes, services, addresses and identities.
 
-Source: Cilium 1.17, the keys of remote clusters: services as pkg/clustermesh/store.ClusterService, and the
-        status of each cluster as /v1/healthz shows it.
-Why:    a lost connection removes nothing. Rows stay until a listing lacks their keys, or the cluster's
-        configuration is removed.
+Source: Cilium 1.17, the values of remote clusters (pkg/clustermesh/store.ClusterService), and the status
+        of each cluster in /v1/healthz.
+Why:    a lost connection deletes no row. Rows are deleted when a list lacks their keys, or when the
+        configuration of the cluster is removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import anyio
 import msgspec
 
-from cells.cluster.ipcache.rows import OF_CLUSTER, IpcacheEntry, Prefix, Source
+from cells.cluster.ipcache.rows import OF_CLUSTER, IpcacheEntry, Prefix, Source, tunnel_endpoint_of
 from cells.cluster.nodes import MeshNodes
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -44,11 +43,11 @@ __all__ = [
 ]
 
 BY_CLUSTER: Final = "cluster"
-"""The index by the name of the cluster."""
+"""The index by cluster name."""
 BY_NAME: Final = "name"
-"""The index of services by namespace and name: those of all clusters that one local service may use."""
+"""The index of services by namespace and name: the services that one local service is merged with."""
 KINDS: Final = ("nodes", "services", "endpoints", "identities")
-"""What is read of a remote cluster, by its names in the status."""
+"""The kinds of keys, as named in the status."""
 CONNECTING: Final = "Waiting for initial connection to be established"
 
 
@@ -72,16 +71,17 @@ class RemotePort(NamedTuple):
 
 
 Ports = Mapping[str, Mapping[str, RemotePort]]
-"""Address to port name to port."""
+"""IP address to port name to port."""
 
 RemoteServiceKey = tuple[str, str, str]
 """Cluster, namespace and name."""
 
 
 class RemoteService(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A global service of a remote cluster, as that cluster publishes it.
+    """A global service of a remote cluster.
 
-    Addresses are checked: each key of ``frontends`` and ``backends`` is an IP address, as it was written.
+    Addresses are valid: each key of ``frontends`` and ``backends`` is an IP address, in its original text
+    form.
     """
 
     cluster: str
@@ -91,76 +91,76 @@ class RemoteService(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cluster_id: int
     frontends: Ports = {}
     backends: Ports = {}
-    """Without any the service exists all the same, and has no backends."""
+    """Empty if the service has no ready backends; the service still exists."""
     shared: bool = False
-    """Whether the remote cluster lets others use its backends."""
+    """Whether other clusters may use its backends."""
 
     @property
     def key(self) -> RemoteServiceKey:
-        """Of its row."""
+        """The key of its row."""
         return self.cluster, self.namespace, self.name
 
 
 MeshServices = Annotated[ReadTable[RemoteServiceKey, RemoteService], Named("clustermesh")]
-"""The table ``global-services``: valid and shared services of all remote clusters, none of the own cluster.
+"""The table ``global-services``: valid and shared services of all remote clusters, none of the local cluster.
 
 A service that is no longer shared is deleted here. BY_NAME finds the rows of a namespace and name.
 
 The table is initialized once all clusters that were configured at the start have listed their services, or
 clustermesh-sync-timeout has passed. Before that a missing row means nothing, so no backend may be deleted for
-want of one; what is local must not wait for it. Without a mesh it is empty, and initialized.
+lack of one; local backends must not wait for it. Without a mesh the table is empty and initialized.
 """
 
 
 class RemoteClusterConfig(msgspec.Struct, frozen=True):
-    """What a remote cluster announces of itself, as the status shows it."""
+    """The configuration that a remote cluster announces, as the status shows it."""
 
     required: bool = True
     retrieved: bool = False
     cluster_id: int = 0
     kvstoremesh: bool = False
-    """Whether kvstoremesh copies the keys: they are below ``cilium/cache``."""
+    """Whether the etcd is a cache of kvstoremesh: keys are below ``cilium/cache``."""
     sync_canaries: bool = False
-    """Whether each prefix has a key that appears when all of it is there."""
+    """Whether each kind has a canary key, which appears once all its keys are written."""
     service_exports_enabled: bool | None = None
-    """Whether it exports services of the MCS API; None: it does not know of them."""
+    """Whether it exports services of the MCS API; None if its Cilium predates the field."""
 
 
 class RemoteCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``remote-clusters``, by name: how the connection to a remote cluster is.
+    """A row of the table ``remote-clusters``, by name: the state of a connection.
 
-    The numbers of its nodes, services, endpoints and identities are those of the rows by BY_CLUSTER.
+    The numbers of nodes, services, endpoints and identities are counted from their tables by BY_CLUSTER.
     """
 
     name: str
     connected: bool = False
-    """Whether there is a connection to its etcd."""
+    """Whether its etcd is connected."""
     status: str = CONNECTING
-    """The state of the connection, for people."""
+    """The state of the connection as text."""
     config: RemoteClusterConfig | None = None
-    """None: no connection has been established yet."""
+    """None before the first connection."""
     synced: frozenset[str] = frozenset()
-    """What has been listed over this connection: ``nodes``, ``services``, ``endpoints``, ``identities``."""
+    """The kinds that have been listed over this connection."""
     failures: int = 0
-    """How often an established connection was lost."""
+    """Number of lost connections."""
     last_failure: float = 0.0
-    """When that was last, in seconds since the epoch; 0: never."""
+    """Time of the last lost connection in seconds since the epoch; 0: none."""
 
     @property
     def ready(self) -> bool:
-        """Whether everything of it is known, and followed."""
+        """Whether the cluster is connected, and all kinds are listed."""
         retrieved = self.config is not None and self.config.retrieved
         return self.connected and retrieved and len(self.synced) == len(KINDS)
 
 
 class RemoteClusterFile(msgspec.Struct, frozen=True):
-    """A row of the table ``remote-cluster-configs``, by name: how to reach a remote cluster."""
+    """A row of the table ``remote-cluster-configs``, by name: a configuration file."""
 
     name: str
-    """The name of the file, and of the cluster."""
+    """The name of the file and of the cluster."""
     path: Path
     digest: str
-    """SHA-256 of its contents: with another one the cluster is connected to again."""
+    """SHA-256 of its contents: a different one causes a reconnect."""
 
 
 class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -168,10 +168,10 @@ class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     cluster: str
     name: str
-    """The key in the remote etcd."""
+    """The key in the remote etcd, without its prefix."""
     prefix: Prefix
     identity: int
-    """0: its identity is none of the cluster's. It counts as an entry, and is not used."""
+    """0 if the value had an identity of another cluster: the row is counted but not claimed."""
     node: str
     """The address of its node; empty if unknown."""
     encrypt_key: int = 0
@@ -180,18 +180,18 @@ class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Of its row."""
+        """The key of its row."""
         return self.cluster, self.name
 
     @property
     def resource(self) -> str:
-        """The owner of the claim in the ipcache."""
+        """The resource of the claim in the ipcache."""
         kind = f"{OF_CLUSTER}{self.cluster}"
         return f"{kind}/{self.namespace}/{self.pod}" if self.pod else f"{kind}//{self.name}"
 
     @property
     def claim(self) -> IpcacheEntry | None:
-        """It, by way of its node; None for one that is not used."""
+        """The claim in the ipcache, with the node as tunnel endpoint; None without an identity."""
         if not self.identity:
             return None
         return IpcacheEntry(
@@ -199,18 +199,13 @@ class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             identity=self.identity,
             source=Source.CLUSTERMESH,
             resource=self.resource,
-            tunnel_endpoint=_tunnel_endpoint(self.node),
+            tunnel_endpoint=tunnel_endpoint_of(self.node),
             encrypt_key=self.encrypt_key,
         )
 
 
-def _tunnel_endpoint(node: str) -> IPv4Address:
-    ip = ip_address(node) if node else None
-    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)
-
-
 class RemoteIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of the table ``remote-cluster-identities``: a number, and the labels it stands for."""
+    """A row of the table ``remote-cluster-identities``: a number and its labels."""
 
     cluster: str
     name: str
@@ -220,11 +215,11 @@ class RemoteIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Of its row."""
+        """The key of its row."""
         return self.cluster, self.name
 
 
-# What a starting agent waits for: nothing is removed for want of a remote cluster before all are known.
+# The initial synchronization: a starting agent deletes nothing for lack of a remote row before it.
 #
 # Source: Cilium 1.17, NodesSynced, ServicesSynced and IPIdentitiesSynced.
 
@@ -234,10 +229,10 @@ UNSYNCED: Final = (
 
 
 class MeshGates:
-    """Which clusters of the start have yet to list what.
+    """Tracks which clusters configured at the start have not listed which kinds.
 
-    The tables of nodes and services are initialized by them, and the ipcache. Restored endpoints, which have
-    the policies of the agent before, wait as for rules: see KnownRemoteClusters.
+    The initializers of nodes, services and ipcache wait for them, and so do restored endpoints, which keep
+    the policies of the previous agent until then (KnownRemoteClusters).
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -247,42 +242,42 @@ class MeshGates:
         self._settled = not enabled
 
     def expect(self, clusters: Iterable[str]) -> None:
-        """These clusters are waited for."""
+        """Wait for these clusters."""
         self._expected = {(cluster, kind) for cluster in clusters for kind in KINDS} - self._synced
 
     def synced(self, cluster: str, kind: str) -> None:
-        """All of a kind has been listed."""
+        """Record that all keys of a kind are listed."""
         self._synced.add((cluster, kind))
         self._expected.discard((cluster, kind))
         self._notify()
 
     def forget(self, cluster: str) -> None:
-        """The cluster is not configured any more."""
+        """Stop waiting for a cluster that is no longer configured."""
         self._expected -= {(cluster, kind) for kind in KINDS}
         self._notify()
 
     async def wait(self, *kinds: str) -> None:
-        """Wait until all clusters have listed these."""
+        """Wait until all clusters have listed these kinds."""
         while self.unsynced(*kinds):
             await self._news.wait()
 
     def unsynced(self, *kinds: str) -> list[str]:
-        """The clusters that have not listed one of these yet."""
+        """Return the clusters that have not listed all of these kinds."""
         return sorted({cluster for cluster, kind in self._expected if kind in kinds})
 
     def settle(self) -> None:
-        """All identities and addresses are in force, or the time for them has passed."""
+        """Record that all identities and addresses are claimed, or that the timeout has passed."""
         self._settled = True
         self._notify()
 
     async def known(self) -> None:
-        """KnownRemoteClusters."""
+        """Implement KnownRemoteClusters."""
         while not self._settled:
             await self._news.wait()
 
     @property
     def missing(self) -> str:
-        """KnownRemoteClusters."""
+        """Implement KnownRemoteClusters."""
         names = ", ".join(self.unsynced(*KINDS))
         return "" if self._settled else f"remote clusters{f': {names}' if names else ''}"
 
@@ -292,11 +287,11 @@ class MeshGates:
 
 
 class MeshTables:
-    """All tables of the mesh. Without one they are empty and initialized, and nothing writes them."""
+    """All tables of the mesh. Without a mesh they are empty and initialized."""
 
     def __init__(self, agent: AgentConfig, settings: MeshSettings, tables: Tables) -> None:
         self.directory = settings.clustermesh_config if agent.cluster_id else None
-        """Where remote clusters are configured; None: there is no mesh."""
+        """The directory of configuration files; None without a mesh."""
         self.sync_timeout = settings.clustermesh_sync_timeout
         self.gates = MeshGates(enabled=self.enabled)
         by_cluster = {BY_CLUSTER: lambda row: (row.cluster,)}
@@ -324,7 +319,7 @@ class MeshTables:
         return self.directory is not None
 
     def count(self, cluster: str, kind: str) -> int:
-        """How many entries of a kind of KINDS a cluster has."""
+        """Return the number of rows of a kind that a cluster has."""
         tables: tuple[ReadTable[Any, Any], ...] = (
             self.nodes,
             self.services,
@@ -335,17 +330,17 @@ class MeshTables:
 
 
 def mesh_nodes(mesh: MeshTables) -> MeshNodes:
-    """Nodes of remote clusters."""
+    """Provide the nodes of remote clusters."""
     return mesh.nodes
 
 
 def known_clusters(mesh: MeshTables) -> KnownRemoteClusters:
-    """Whether remote clusters are known."""
+    """Provide the gate that restored endpoints wait for."""
     return mesh.gates
 
 
 def mesh_services(mesh: MeshTables, tables: Tables) -> MeshServices:
-    """Services of remote clusters that local ones may use."""
+    """Provide the shared services of remote clusters."""
     found = mesh.services.filter(lambda row: row.shared, name="global-services")
     if mesh.enabled:
         tables.add(found)
@@ -355,7 +350,7 @@ def mesh_services(mesh: MeshTables, tables: Tables) -> MeshServices:
 
 cell = module(
     "mesh-tables",
-    "What is known of remote clusters",
+    "Tables of remote clusters",
     config(MeshSettings),
     provide(MeshTables, mesh_nodes, mesh_services, known_clusters),
 )

@@ -1,8 +1,10 @@
-"""The key-value store that nodes share what they know by: etcd, with the keys that Cilium documents.
+"""The kvstore: an etcd client with leases, locks and prefix watches, for state that nodes share.
 
-Edge: a connection to etcd, with leases, locks and watches, for cells that share something through it.
-Why:    a cluster needs no API server for what its nodes share. While etcd is down everything
-        stays as it was, health and status show it, and this node's keys are written once it is back.
+In:   the settings kvstore and kvstore-opt.
+Out:  KVStore for the cells that share state; the agent's health, status and metrics of it.
+Why:  nodes can share state without an API server. While etcd is unreachable the last known state stays in
+      force; this node's keys are written again after the connection is back.
+Source: Cilium 1.17, pkg/kvstore, with Cilium's keys.
 """
 
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ __all__ = ["cell"]
 
 
 def store_metrics(metrics: StoreMetrics, agent: AgentConfig | None = None) -> Member[Collector]:
-    """The store as metrics of an agent; the operator collects its own."""
+    """Contribute the kvstore metrics of an agent; the operator collects its own."""
 
     async def collect() -> Iterable[MetricFamily]:
         if agent is None:
@@ -30,7 +32,7 @@ def store_metrics(metrics: StoreMetrics, agent: AgentConfig | None = None) -> Me
 
 
 def store_dependency(store: KVStore) -> Member[Dependency]:
-    """The store as something that the agent needs."""
+    """Contribute the kvstore to the dependencies in the agent's health."""
 
     def state() -> tuple[State, str]:
         found = store.state()
@@ -41,7 +43,7 @@ def store_dependency(store: KVStore) -> Member[Dependency]:
 
 cell = module(
     "kvstore",
-    "The store that nodes share",
+    "The etcd that nodes share state through",
     config(KVStoreSettings),
     provide(KVStore, StoreMetrics, store_metrics, store_dependency),
     invoke(KVStore),

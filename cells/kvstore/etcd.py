@@ -1,7 +1,7 @@
-"""Requests to etcd over one connection, which moves to the next address when one does not answer.
+"""An etcd client: one gRPC connection that fails over to the next endpoint.
 
-Source: etcd 3.4's API, https://etcd.io/docs/v3.4/learning/api/. Only the messages are aetcd's: its client
-        supports neither TLS nor several addresses, and does not resume a broken watch.
+Source: etcd 3.4's API, https://etcd.io/docs/v3.4/learning/api/. Only aetcd's protobuf messages are used: its
+       client has no TLS, one endpoint only, and does not resume a broken watch.
 """
 
 from __future__ import annotations
@@ -46,52 +46,55 @@ from lifecycle import Reconciler
 __all__ = ["EtcdClient", "StoreMetrics"]
 
 
-# What the store costs, as Cilium's metrics.
+# Metrics of requests.
 #
 # Source: Cilium 1.17, cilium_kvstore_*.
 
 
 class StoreMetrics:
-    """Counts and measures requests, and what of the store is known."""
+    """Durations of requests, quorum errors, and the state of initial lists."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[str, str, str, str], Histogram] = {}
-        self._quorum: Counter[str] = Counter()
-        self._read: dict[str, int] = {}
+        self._durations: dict[tuple[str, str, str, str], Histogram] = {}
+        self._quorum_errors: Counter[str] = Counter()
+        self._initial_syncs: dict[str, int] = {}
         self._written: dict[str, Reconciler[str, Any]] = {}
 
-    def asked(self, kind: str, took: float, *, failed: bool) -> None:
-        """A request was answered, or failed, after so many seconds."""
+    def observe_request(self, kind: str, seconds: float, *, failed: bool) -> None:
+        """Record the duration and outcome of a request."""
         key = ("store", kind, "request", "fail" if failed else "success")
-        self._times.setdefault(key, Histogram()).observe(took)
+        self._durations.setdefault(key, Histogram()).observe(seconds)
 
-    def no_quorum(self, why: str) -> None:
-        """The store did not agree upon anything."""
-        self._quorum[why] += 1
+    def count_quorum_error(self, why: str) -> None:
+        """Count a failed quorum check by its reason."""
+        self._quorum_errors[why] += 1
 
-    def synchronised(self, scope: str, *, done: bool) -> None:
-        """Whether all keys of a scope have been read once."""
-        self._read[scope] = int(done)
+    def set_initial_sync(self, scope: str, *, done: bool) -> None:
+        """Set whether all keys of a scope have been listed once."""
+        self._initial_syncs[scope] = int(done)
 
     def writes(self, scope: str, keys: Reconciler[str, Any]) -> None:
-        """The reconciler that writes this node's keys of a scope."""
+        """Register the reconciler that writes this node's keys of a scope."""
         self._written[scope] = keys
 
     def families(self, cluster: str) -> Iterator[MetricFamily]:
-        """Metrics of requests and of what is read, of this cluster; without a store there are no series."""
+        """Yield metrics of requests and initial lists of this cluster; without a store, no series."""
         yield histogram(
             "cilium_kvstore_operations_duration_seconds",
             "Duration in seconds of kvstore operations",
-            self._times,
+            self._durations,
             "scope kind action outcome",
         )
         yield counter(
-            "cilium_kvstore_quorum_errors_total", "Number of quorum errors", dict(self._quorum), "error"
+            "cilium_kvstore_quorum_errors_total",
+            "Number of quorum errors",
+            dict(self._quorum_errors),
+            "error",
         )
         yield gauge(
             "cilium_kvstore_initial_sync_completed",
             "Whether the initial synchronization from/to the kvstore has completed",
-            {(scope, cluster, "read"): done for scope, done in self._read.items()},
+            {(scope, cluster, "read"): done for scope, done in self._initial_syncs.items()},
             "scope source_cluster action",
         )
 
@@ -118,30 +121,33 @@ class StoreMetrics:
 
 
 def load_messages() -> Any:
-    """The module with etcd's messages."""
+    """Import and return the module with etcd's protobuf messages."""
     from aetcd import rpc
 
     return rpc
 
 
 def request_errors() -> Any:
-    """What a request fails with: closing the connection cancels it as if its task were cancelled."""
+    """Return the exceptions that a request raises.
+
+    Closing the channel under a request raises CancelledError, as if its task were cancelled.
+    """
     from grpc import aio
 
     return aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError
 
 
 def end_of_stream() -> Any:
-    """What reading a stream that has ended returns."""
+    """Return the marker that a stream's read() returns at its end."""
     from grpc import aio
 
     return aio.EOF
 
 
 def key_value(found: Any) -> KeyValue:
-    """From an ``mvccpb.KeyValue``."""
+    """Convert an ``mvccpb.KeyValue``."""
     return KeyValue(
-        found.key.decode(errors="surrogateescape"),  # as raw_key() has it
+        found.key.decode(errors="surrogateescape"),  # the inverse of raw_key()
         found.value,
         found.create_revision,
         found.mod_revision,
@@ -149,14 +155,14 @@ def key_value(found: Any) -> KeyValue:
     )
 
 
-def change(event: Any) -> KeyEvent:
-    """From an ``mvccpb.Event``."""
+def key_event(event: Any) -> KeyEvent:
+    """Convert an ``mvccpb.Event``."""
     found = key_value(event.kv)
     return KeyEvent(found.key, None if event.type == event.DELETE else found, found.mod_revision)
 
 
 def comparison(each: Compare) -> Any:
-    """To an ``etcdserverpb.Compare``."""
+    """Convert to an ``etcdserverpb.Compare``."""
     kinds = load_messages().Compare
     key = raw_key(each.key)
     match each.what:
@@ -171,7 +177,7 @@ def comparison(each: Compare) -> Any:
 
 
 def request_op(each: Operation) -> Any:
-    """To an ``etcdserverpb.RequestOp``."""
+    """Convert to an ``etcdserverpb.RequestOp``."""
     rpc = load_messages()
     key = raw_key(each.key)
     match each.what:
@@ -184,11 +190,11 @@ def request_op(each: Operation) -> Any:
 
 
 TIMEOUT: Final = 10.0
-"""Seconds to wait for an answer."""
-RECONNECT: Final = 2000
-"""Milliseconds between attempts to connect, at most."""
-LARGEST: Final = 64 << 20
-"""Largest answer, in bytes: events of a whole cluster may come at once."""
+"""Deadline of a request, in seconds."""
+MAX_RECONNECT_BACKOFF: Final = 2000
+"""Maximum backoff between connection attempts, in milliseconds."""
+MAX_MESSAGE_SIZE: Final = 64 << 20
+"""Maximum size of a response, in bytes: the events of a whole cluster may come in one."""
 
 Result = TypeVar("Result")
 
@@ -196,7 +202,7 @@ Result = TypeVar("Result")
 class EtcdClient:
     """Sends requests to etcd. Every method raises StoreError.
 
-    Nothing is retried; after a failure the next request goes to the next address.
+    Requests are not retried. After a request without an answer, the next one goes to the next endpoint.
     """
 
     def __init__(
@@ -207,13 +213,13 @@ class EtcdClient:
         *,
         pinned: bool = False,
     ) -> None:
-        """``resolve`` gives a host's address; ``pinned``: answers of several etcd clusters are errors."""
+        """``resolve`` maps a host name to an address. ``pinned`` rejects answers of a second etcd cluster."""
         self._options = options
         self._metrics = metrics
         self._resolve = resolve
         self._pinned = pinned
         self.cluster_id = 0
-        """Of the etcd cluster that answered first; 0: none has."""
+        """The id of the etcd cluster that answered first; 0 before the first answer."""
         self._access: EtcdAccess | None = None
         self._active = 0
         self._dialed = ""
@@ -225,19 +231,19 @@ class EtcdClient:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """All addresses."""
+        """All endpoints, as URLs."""
         return self._access.endpoints if self._access is not None else ()
 
     @property
     def endpoint(self) -> str:
-        """The address in use."""
+        """The endpoint in use."""
         return self.endpoints[self._active]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """The connection, for the length of the block. Raises StoreConfigError; etcd need not be there.
+        """Keep the connection open during the block. Raises StoreConfigError; etcd need not be reachable.
 
-        gRPC is loaded in a thread, and only requests wait for it.
+        gRPC is imported in a thread, and only requests wait for it.
         """
         self._access = read_access(self._options)
         async with anyio.create_task_group() as tasks:
@@ -256,25 +262,25 @@ class EtcdClient:
         self._connect()
         self._loaded.set()
 
-    def settle(self) -> None:
-        """The initial lists are complete: from now on the rate is ``etcd.qps``."""
+    def end_bootstrap(self) -> None:
+        """Lower the rate limit from ``etcd.bootstrapQps`` to ``etcd.qps``: the initial lists are complete."""
         self._pace = Pace(self._options.qps)
 
     async def lookup(self, key: str) -> KeyValue | None:
-        """The key, by a linearizable read."""
+        """Return a key by a linearizable read, or None."""
         rpc = await self._messages()
-        answer = await self._ask("read", "KV/Range", rpc.RangeRequest(key=raw_key(key)), rpc.RangeResponse)
+        answer = await self._unary("read", "KV/Range", rpc.RangeRequest(key=raw_key(key)), rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
 
     async def first(self, prefix: str) -> KeyValue | None:
-        """The first key of the prefix."""
+        """Return the first key with the prefix, or None."""
         rpc = await self._messages()
         request = rpc.RangeRequest(key=raw_key(prefix), range_end=range_end(prefix), limit=1)
-        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        answer = await self._unary("read", "KV/Range", request, rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
 
     async def predecessor(self, prefix: str, revision: int) -> KeyValue | None:
-        """Of the keys of the prefix that were created before a revision, the one created last."""
+        """Return the latest created key of the prefix among those created before a revision, or None."""
         rpc = await self._messages()
         request = rpc.RangeRequest(
             key=raw_key(prefix),
@@ -284,18 +290,21 @@ class EtcdClient:
             sort_target=rpc.RangeRequest.CREATE,
             max_create_revision=revision - 1,
         )
-        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        answer = await self._unary("read", "KV/Range", request, rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
 
     async def revision(self) -> int:
-        """The store's current revision."""
+        """Return the store's current revision."""
         rpc = await self._messages()
         request = rpc.RangeRequest(key=b"\0", count_only=True)
-        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        answer = await self._unary("read", "KV/Range", request, rpc.RangeResponse)
         return int(answer.header.revision)
 
     async def list_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
-        """All keys of the prefix at one revision, and that revision. CompactedError: it took too long."""
+        """Return all keys of the prefix at one revision, and that revision.
+
+        Raises CompactedError if the revision is compacted before all pages are read.
+        """
         rpc = await self._messages()
         found: list[KeyValue] = []
         begin, revision = raw_key(prefix), 0
@@ -303,7 +312,7 @@ class EtcdClient:
             request = rpc.RangeRequest(
                 key=begin, range_end=range_end(prefix), limit=self._options.limit, revision=revision
             )
-            answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+            answer = await self._unary("read", "KV/Range", request, rpc.RangeResponse)
             revision = revision or answer.header.revision
             found += map(key_value, answer.kvs)
             if not answer.more:
@@ -311,12 +320,15 @@ class EtcdClient:
             begin = answer.kvs[-1].key + b"\0"
 
     async def txn(self, *operations: Operation, when: Sequence[Compare] = ()) -> TransactionOutcome:
-        """Run the operations in one transaction if all comparisons hold. LeaseLostError: a lease ended."""
+        """Run the operations in one transaction if all comparisons succeed.
+
+        Raises LeaseLostError if a lease has expired.
+        """
         rpc = await self._messages()
         request = rpc.TxnRequest(
             compare=[comparison(each) for each in when], success=[request_op(each) for each in operations]
         )
-        answer = await self._ask("modify", "KV/Txn", request, rpc.TxnResponse)
+        answer = await self._unary("modify", "KV/Txn", request, rpc.TxnResponse)
         found = tuple(
             key_value(each.response_range.kvs[0]) if each.response_range.kvs else None
             for each in answer.responses
@@ -325,13 +337,13 @@ class EtcdClient:
         return TransactionOutcome(answer.succeeded, found)
 
     async def grant(self, ttl: float) -> int:
-        """A new lease, which expires unless it is renewed within `ttl` seconds."""
+        """Create a lease with a TTL in seconds, and return its id."""
         rpc = await self._messages()
         request = rpc.LeaseGrantRequest(TTL=round(ttl))
-        answer = await self._ask("lease", "Lease/LeaseGrant", request, rpc.LeaseGrantResponse)
+        answer = await self._unary("lease", "Lease/LeaseGrant", request, rpc.LeaseGrantResponse)
         return int(answer.ID)
 
-    async def keep(self, lease: int) -> None:
+    async def keep_alive(self, lease: int) -> None:
         """Renew the lease for its whole TTL. Raises LeaseLostError."""
         rpc = await self._messages()
 
@@ -344,7 +356,7 @@ class EtcdClient:
             await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
             answer = await call.read()
             call.cancel()
-            if answer is end_of_stream():  # nothing is known of the lease
+            if answer is end_of_stream():  # the state of the lease is unknown
                 raise StoreUnavailableError(f"{self.endpoint}: the renewal ended without an answer")
             return int(answer.TTL)
 
@@ -352,22 +364,23 @@ class EtcdClient:
             raise LeaseLostError("requested lease not found")
 
     async def revoke(self, lease: int) -> None:
-        """Revoke the lease and with it the keys attached to it. LeaseLostError: it has ended already."""
+        """Revoke the lease, which deletes its keys. Raises LeaseLostError if it has expired."""
         rpc = await self._messages()
         request = rpc.LeaseRevokeRequest(ID=lease)
-        await self._ask("lease", "Lease/LeaseRevoke", request, rpc.LeaseRevokeResponse)
+        await self._unary("lease", "Lease/LeaseRevoke", request, rpc.LeaseRevokeResponse)
 
     async def describe(self) -> str:
-        """The address in use with its version, and whether it leads: as ``cilium-dbg status`` shows it."""
+        """Return endpoint, version and leadership in the format of ``cilium-dbg status``."""
         rpc = await self._messages()
-        answer = await self._ask("status", "Maintenance/Status", rpc.StatusRequest(), rpc.StatusResponse)
+        answer = await self._unary("status", "Maintenance/Status", rpc.StatusRequest(), rpc.StatusResponse)
         leads = " (Leader)" if answer.leader and answer.leader == answer.header.member_id else ""
         return f"{self.endpoint} - {answer.version}{leads}"
 
     async def watch(self, prefix: str, revision: int) -> AsyncGenerator[list[KeyEvent], None]:
-        """Changes to keys of the prefix from the revision on; an empty list comes first, once it is open.
+        """Yield the changes of keys with the prefix, starting at the revision.
 
-        StoreUnavailableError: the connection broke. CompactedError: the revision has been compacted away.
+        The first item is an empty list: the watch is established. Raises StoreUnavailableError when the watch
+        breaks, and CompactedError when the revision has been compacted.
         """
         rpc = await self._messages()
         create = rpc.WatchCreateRequest(
@@ -390,43 +403,45 @@ class EtcdClient:
                     raise CompactedError(f"revision {revision} has been compacted")
                 if answer.canceled:
                     raise StoreUnavailableError(answer.cancel_reason or "the watch was cancelled")
-                parts += map(change, answer.events)
-                if answer.fragment:  # a revision may go on in the next part: none is known by halves
+                parts += map(key_event, answer.events)
+                if (
+                    answer.fragment
+                ):  # the next response continues this one: events of a revision are yielded together
                     continue
                 if parts or answer.created:
                     found, parts = parts, []
                     yield found
         except request_errors() as error:
-            raise self._translated(error, channel) from error
+            raise self._store_error(error, channel) from error
         finally:
             call.cancel()
 
-    # How a request is made
+    # Requests and the connection
 
     async def _messages(self) -> Any:
         await self._loaded.wait()
         return load_messages()
 
     def _connect(self) -> None:
-        """A new connection to the active address."""
+        """Open a channel to the active endpoint."""
         from grpc import aio
 
-        assert self._access is not None  # noqa: S101  # open() has read it
+        assert self._access is not None  # noqa: S101  # set by open()
         options: list[tuple[str, object]] = [
             ("grpc.keepalive_time_ms", int(self._options.keepalive_heartbeat * 1000)),
             ("grpc.keepalive_timeout_ms", int(self._options.keepalive_timeout * 1000)),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 500),
-            ("grpc.max_reconnect_backoff_ms", RECONNECT),
-            ("grpc.max_receive_message_length", LARGEST),
+            ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_SIZE),
             ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0),  # as etcd's own client, which dials by itself
+            ("grpc.enable_http_proxy", 0),  # like etcd's Go client, which ignores proxies
         ]
         address = target(self.endpoint)
         host, _, port = address.rpartition(":")
         self._dialed = found = self._resolve(host)
-        if found != host:  # its certificate has the name
+        if found != host:  # the server's certificate is for the host name
             address = f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
             options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
         if self._access.tls:
@@ -440,7 +455,7 @@ class EtcdClient:
             raise StoreUnavailableError("the agent is stopping")
         return self._channel
 
-    async def _ask(self, kind: str, method: str, request: Any, answer: Any) -> Any:
+    async def _unary(self, kind: str, method: str, request: Any, answer: Any) -> Any:
         path = f"/etcdserverpb.{method}"
 
         async def once(channel: Any) -> Any:
@@ -453,7 +468,7 @@ class EtcdClient:
         return self._checked(await self._call(kind, once))
 
     def _checked(self, answer: Any) -> Any:
-        """The answer, if it is of the same etcd cluster. Raises OtherStoreError."""
+        """Return the answer after checking its etcd cluster id. Raises OtherStoreError."""
         found = answer.header.cluster_id
         self.cluster_id = self.cluster_id or found
         if self._pinned and found != self.cluster_id:
@@ -469,16 +484,16 @@ class EtcdClient:
             try:
                 found = await once(channel)
             except request_errors() as error:
-                self._metrics.asked(kind, time.perf_counter() - began, failed=True)
-                raise self._translated(error, channel) from error
-            self._metrics.asked(kind, time.perf_counter() - began, failed=False)
+                self._metrics.observe_request(kind, time.perf_counter() - began, failed=True)
+                raise self._store_error(error, channel) from error
+            self._metrics.observe_request(kind, time.perf_counter() - began, failed=False)
             return found
 
-    def _translated(self, error: Any, channel: Any) -> StoreError:
-        """The error as a StoreError; without an answer, the next request goes to the next address."""
+    def _store_error(self, error: Any, channel: Any) -> StoreError:
+        """Convert a gRPC error to a StoreError, and fail over if there was no answer."""
         import grpc
 
-        if not isinstance(error, grpc.RpcError):  # the connection was given up under the request
+        if not isinstance(error, grpc.RpcError):  # the channel was closed under the request
             if isinstance(error, asyncio.CancelledError) and channel is self._channel:
                 raise error
             return StoreUnavailableError(f"{self.endpoint}: the connection was closed")
@@ -493,35 +508,35 @@ class EtcdClient:
             grpc.StatusCode.CANCELLED,
         }
         if code in transient:
-            self._next(channel)
-            return StoreUnavailableError(f"{self.endpoint}: {_brief(text) or code.name.lower()}")
+            self._fail_over(channel)
+            return StoreUnavailableError(f"{self.endpoint}: {_short_message(text) or code.name.lower()}")
         return StoreError(f"{self.endpoint}: {text or code.name.lower()}")
 
     def redial(self) -> None:
-        """Connect anew if the host of the address in use has another address now."""
+        """Reconnect if the host of the current endpoint resolves to another address now."""
         channel = self._channel
         if channel is None or self._resolve(target(self.endpoint).rpartition(":")[0]) == self._dialed:
             return
         self._connect()
-        _closing(channel)
+        _close_in_background(channel)
 
-    def _next(self, failed: Any) -> None:
-        """Connect to the next address, with the certificates read again."""
+    def _fail_over(self, failed: Any) -> None:
+        """Connect to the next endpoint, with configuration and certificates read again."""
         if failed is not self._channel or self._access is None:
             return
         try:
             now = read_access(self._options)
-        except StoreConfigError:  # the configuration read last stays in use; the next start reports the fault
+        except StoreConfigError:  # keep the last valid configuration; the next start reports the error
             now = self._access
         if now == self._access and len(now.endpoints) == 1:
-            return  # gRPC connects again by itself
+            return  # gRPC reconnects by itself
         self._access, self._active = now, (self._active + 1) % len(now.endpoints)
         self._connect()
-        _closing(failed)
+        _close_in_background(failed)
 
 
-def _closing(channel: Any) -> None:
-    """Close it in the background."""
+def _close_in_background(channel: Any) -> None:
+    """Close a channel in a background task."""
     task = asyncio.ensure_future(channel.close(grace=None))
     _CLOSING.add(task)
     task.add_done_callback(_CLOSING.discard)
@@ -530,6 +545,6 @@ def _closing(channel: Any) -> None:
 _CLOSING: Final[set[Any]] = set()
 
 
-def _brief(text: str) -> str:
-    """gRPC's message without the address, which is in it twice."""
+def _short_message(text: str) -> str:
+    """Return gRPC's message without the address, which it contains twice."""
     return re.sub(r"^UNKNOWN: \S+: ", "", text.rpartition("; last error: ")[2].strip())

@@ -1,4 +1,7 @@
-"""Keys of the store, what a transaction is made of, and how requests fail."""
+"""The kvstore's keys, transactions and errors.
+
+Source: Cilium 1.17, the keys of its kvstore. Our agents and Cilium's read each other's.
+"""
 
 from __future__ import annotations
 
@@ -35,39 +38,38 @@ __all__ = [
 ]
 
 
-# Where what is in the store.
-#
-# Source: Cilium 1.17, the keys of its kvstore; each reads what the other's agents write.
-
 HEARTBEAT: Final = "cilium/.heartbeat"
-"""A time, written by the operator every HEARTBEAT_INTERVAL."""
+"""A timestamp that the operator writes every HEARTBEAT_INTERVAL seconds."""
 HEARTBEAT_INTERVAL: Final = 60.0
 INIT_LOCK: Final = "cilium/.initlock"
-"""Taken once by who connects: so the store is known to take writes, too."""
+"""The lock that each client takes once after it connects, to check that the store accepts writes."""
 
 IDENTITIES: Final = "cilium/state/identities/v1"
 IDS: Final = f"{IDENTITIES}/id/"
-"""Number to labels: the master key of an identity, without a lease."""
+"""Master keys of identities: number to labels, without a lease."""
 VALUES: Final = f"{IDENTITIES}/value/"
-"""Labels and a node's address to the number: leased, it means that the node uses the identity."""
+"""Slave keys of identities: labels and a node's address to the number, under the node's lease.
+
+While such a key exists the node uses the identity.
+"""
 LOCKS: Final = f"{IDENTITIES}/locks/"
 
 IPS: Final = "cilium/state/ip/v1/default/"
-"""Address, or prefix, to its owner."""
+"""Address or prefix to IPIdentityPair."""
 NODES: Final = "cilium/state/nodes/v1/"
-"""Cluster and name to the node."""
+"""Cluster and node name to the node."""
 SERVICES: Final = "cilium/state/services/v1/"
-"""Cluster, namespace and name to a service that other clusters may use."""
+"""Cluster, namespace and name to a service for other clusters."""
 CLUSTER_CONFIG: Final = "cilium/cluster-config/"
-"""By name of a cluster: what its stores hold."""
+"""Cluster name to the id and capabilities of the cluster."""
 
 
-MOST_OPERATIONS: Final = 100
-"""In one transaction; etcd allows 128."""
+MAX_OPERATIONS: Final = 100
+"""Maximum number of operations in a transaction; etcd's limit is 128."""
 
 
 class StoreError(HiveError):
-    """Raised when the store refuses a request, or does not answer."""
+    """Raised when the store rejects a request or does not answer."""
 
 
 class StoreUnavailableError(StoreError):
@@ -75,19 +77,19 @@ class StoreUnavailableError(StoreError):
 
 
 class OtherStoreError(StoreError):
-    """Raised when an answer comes from another etcd cluster than the answers before."""
+    """Raised when an answer comes from a different etcd cluster than the first one."""
 
 
 class CompactedError(StoreError):
-    """Raised when the requested revision has been compacted away: list everything again."""
+    """Raised when the revision has been compacted: a relist is needed."""
 
 
 class LeaseLostError(StoreError):
-    """Raised when a lease has ended, and the keys attached to it are deleted."""
+    """Raised when a lease has expired, and its keys are deleted."""
 
 
 class KeyValue(msgspec.Struct, frozen=True, gc=False):
-    """A key as the store has it."""
+    """A key with its value, revisions and lease."""
 
     key: str
     value: bytes
@@ -97,7 +99,7 @@ class KeyValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, gc=False):
-    """A key that was written, or deleted (``kv`` is None)."""
+    """A put of a key, or its deletion (``kv`` is None)."""
 
     key: str
     kv: KeyValue | None
@@ -105,12 +107,12 @@ class KeyEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def value(self) -> bytes | None:
-        """What was written; None: the key was deleted."""
+        """The new value; None if the key was deleted."""
         return self.kv.value if self.kv is not None else None
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """A condition of a transaction: a key's create or mod revision, lease or value equals this."""
+    """A condition of a transaction: create revision, mod revision, lease or value of a key equals this."""
 
     key: str
     what: Literal["create", "mod", "lease", "value"]
@@ -118,7 +120,7 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A step of a transaction: read a key, put it, delete it."""
+    """An operation of a transaction: get, put or delete of one key."""
 
     key: str
     what: Literal["get", "put", "delete"]
@@ -127,7 +129,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class TransactionOutcome(msgspec.Struct, frozen=True):
-    """Result of a transaction: whether its comparisons held, and what each ``get`` found."""
+    """The result of a transaction: whether all comparisons succeeded, and the result of each ``get``."""
 
     succeeded: bool
     found: tuple[KeyValue | None, ...]
@@ -139,46 +141,46 @@ def get(key: str) -> Operation:
 
 
 def put(key: str, value: bytes, lease: int = 0) -> Operation:
-    """Write a key, attached to the lease if there is one."""
+    """Write a key, attached to the lease if it is not 0."""
     return Operation(key, "put", value, lease)
 
 
 def delete(key: str) -> Operation:
-    """Delete a key; a missing one is fine."""
+    """Delete a key if it exists."""
     return Operation(key, "delete")
 
 
 def absent(key: str) -> Compare:
-    """There is no such key."""
+    """The condition that the key does not exist."""
     return Compare(key, "create", 0)
 
 
 def raw_key(key: str) -> bytes:
-    """The key as etcd has it; bytes that are no UTF-8 are surrogates of the text."""
+    """Return the key's bytes; bytes that are not UTF-8 are surrogates in the text."""
     return key.encode(errors="surrogateescape")
 
 
 def range_end(prefix: str) -> bytes:
-    """The first key after all keys with the prefix."""
+    """Return the end of the range of all keys with the prefix."""
     raw = raw_key(prefix)
     return raw[:-1] + bytes([raw[-1] + 1])
 
 
 def batches(operations: Iterable[Operation]) -> list[list[Operation]]:
-    """The operations in lists that each fit into one transaction."""
+    """Split operations into lists that each fit into one transaction."""
     rest = list(operations)
-    return [rest[begin : begin + MOST_OPERATIONS] for begin in range(0, len(rest), MOST_OPERATIONS)]
+    return [rest[begin : begin + MAX_OPERATIONS] for begin in range(0, len(rest), MAX_OPERATIONS)]
 
 
 class Pace:
-    """Limits calls per second, after a burst of that many."""
+    """A rate limit in calls per second, with a burst of one second."""
 
     def __init__(self, calls: float) -> None:
         self._interval = 1 / calls
         self._next = 0.0
 
     def pause(self) -> float:
-        """Seconds to wait before the next call, which is counted now."""
+        """Count a call, and return the seconds to wait before it."""
         now = time.monotonic()
         self._next = max(self._next, now - 1.0) + self._interval
         return max(0.0, self._next - now)

@@ -1,6 +1,7 @@
-"""This node's keys: written under its leases, and restored when others change them.
+"""Keeps this node's keys in the kvstore, under its leases.
 
-Reconciler target: a table of OwnKey in, keys of the store out.
+In:  a table of OwnKey, the desired keys.
+Out: keys in the store. They are written again when a lease expires, or others change or delete them.
 """
 
 from __future__ import annotations
@@ -21,34 +22,40 @@ RETRY: Final = Backoff(first=0.5, maximum=15.0)
 
 
 class OwnKey(msgspec.Struct, frozen=True, gc=False):
-    """A row: a key that the store is to have, and its value."""
+    """A row: a desired key and its value."""
 
     key: str
     value: str
 
 
-def nothing() -> dict[str, str]:
-    """No key is left of an earlier agent."""
+def _no_previous_keys() -> dict[str, str]:
+    """The default for callers without keys of a previous agent."""
     return {}
 
 
 class OwnKeys(Target[str, OwnKey, OwnKey]):
-    """The store as a reconciler's target. A key under a lease of an earlier agent is written again."""
+    """The reconciler target. A key under a lease of a previous agent is written again under a current one."""
 
     def __init__(
-        self, store: KVStore, wanted: ReadTable[str, OwnKey], left: Callable[[], Mapping[str, str]] = nothing
+        self,
+        store: KVStore,
+        wanted: ReadTable[str, OwnKey],
+        previous: Callable[[], Mapping[str, str]] = _no_previous_keys,
     ) -> None:
-        """``left`` returns keys in the store that belong to this node, with their values."""
+        """``previous`` returns the keys, with values, that an earlier agent of this node wrote."""
         self._store = store
         self._wanted = wanted
-        self._left = left
-        self._known: dict[str, str] = {}
-        """What was written, or left: as long as the store has nothing else, it is this node's to delete."""
+        self._previous = previous
+        self._written: dict[str, str] = {}
+        """Keys written by this node, now or by a previous agent.
+
+        A key is deleted only while it still has this value: otherwise another node owns it.
+        """
 
     async def observe(self) -> Mapping[str, OwnKey]:
-        """This node's keys as the store has them. Raises StoreError."""
-        self._known = {**self._left(), **self._known}
-        keys = dict.fromkeys([*self._known, *(row.key for row in self._wanted.all())])
+        """Return this node's keys in the store. Raises StoreError."""
+        self._written = {**self._previous(), **self._written}
+        keys = dict.fromkeys([*self._written, *(row.key for row in self._wanted.all())])
         found: dict[str, OwnKey] = {}
         for batch in batches(map(get, keys)):
             for kv in (await self._store.client.txn(*batch)).found:
@@ -57,12 +64,14 @@ class OwnKeys(Target[str, OwnKey, OwnKey]):
                 value = kv.value.decode(errors="replace")
                 if kv.lease in self._store.leases:
                     found[kv.key] = OwnKey(kv.key, value)
-                elif self._known.get(kv.key) == value:
-                    found[kv.key] = OwnKey(kv.key, "")  # right, but it ends with an earlier lease
+                elif self._written.get(kv.key) == value:
+                    found[kv.key] = OwnKey(
+                        kv.key, ""
+                    )  # the right value under a lease of a previous agent: write it again
         return found
 
     async def put(self, batch: Mapping[str, OwnKey]) -> None:
-        """Write them. Raises StoreError."""
+        """Write the keys, each under a lease. Raises StoreError."""
         leases = self._store.leases
         by_lease: dict[int, list[OwnKey]] = {}
         for row in batch.values():
@@ -74,14 +83,14 @@ class OwnKeys(Target[str, OwnKey, OwnKey]):
             except LeaseLostError:
                 leases.lost(lease)
                 raise
-            self._known.update((row.key, row.value) for row in rows)
+            self._written.update((row.key, row.value) for row in rows)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Delete them, as far as they are still this node's. Raises StoreError."""
+        """Delete the keys that still have the value this node wrote. Raises StoreError."""
         for key in batch:
-            if (value := self._known.get(key)) is not None:
+            if (value := self._written.get(key)) is not None:
                 await self._store.client.txn(delete(key), when=[Compare(key, "value", value.encode())])
-                del self._known[key]
+                del self._written[key]
             self._store.leases.release(key)
 
 
@@ -92,15 +101,15 @@ def keep_keys(
     *,
     jobs: Jobs,
     tables: Tables,
-    left: Callable[[], Mapping[str, str]] = nothing,
+    previous: Callable[[], Mapping[str, str]] = _no_previous_keys,
     after: Iterable[ReadTable[Any, Any]] = (),
 ) -> Reconciler[str, OwnKey]:
-    """Write these keys to the store. None is deleted before all that is wanted, and ``after``, is known.
+    """Start reconciling the table ``wanted`` with the store; ``scope`` is its label in metrics.
 
-    ``scope`` is their name in metrics.
+    No key is deleted before ``wanted`` and all tables in ``after`` are initialized.
     """
 
-    async def known() -> None:
+    async def wait_initialized() -> None:
         for table in after:
             await table.wait_initialized()
 
@@ -109,14 +118,14 @@ def keep_keys(
 
     reconciler: Reconciler[str, OwnKey] = Reconciler(
         wanted,
-        OwnKeys(store, wanted, left),
+        OwnKeys(store, wanted, previous),
         full_every=store.settings.kvstore_periodic_sync,
-        after=known,
+        after=wait_initialized,
         put_early=True,
         backoff=RETRY,
     )
     store.metrics.writes(scope, reconciler)
     tables.add(wanted, reconciler.statuses)
     jobs.observe(f"write {wanted.name}", reconciler)
-    jobs.observe(f"compare {wanted.name} when the store returns", store.returns, compare)
+    jobs.observe(f"compare {wanted.name} after a kvstore resync", store.resyncs, compare)
     return reconciler

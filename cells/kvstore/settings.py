@@ -1,6 +1,7 @@
-"""Which key-value store nodes share what they know by, and how it is reached.
+"""Settings of the kvstore, and the etcd configuration file.
 
-Source: Cilium 1.17, kvstore, kvstore-opt and the options of its etcd client.
+Source: Cilium 1.17, kvstore, kvstore-opt and the options of its etcd client; etcd's clientv3/yaml, the fields
+       that Cilium documents.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ LONGEST_LEASE: Final = Duration(24 * 3600)
 
 
 class StoreOptions(msgspec.Struct, frozen=True):
-    """``kvstore-opt``, read."""
+    """The parsed ``kvstore-opt``."""
 
     addresses: tuple[str, ...] = ()
-    """``etcd.address``: where etcd is; several are separated by commas."""
+    """``etcd.address``: endpoints, separated by commas."""
     config: str = ""
-    """``etcd.config``: path of etcd's own client configuration, YAML."""
+    """``etcd.config``: path of an etcd client configuration, YAML."""
     qps: float = 20.0
-    """``etcd.qps``: requests a second in the long run, once everything is known."""
+    """``etcd.qps``: requests per second after the initial lists."""
     bootstrap_qps: float = 10000.0
-    """``etcd.bootstrapQps``: requests a second until then."""
+    """``etcd.bootstrapQps``: requests per second until then."""
     max_inflight: int = 20
-    """``etcd.maxInflight``: requests at once."""
+    """``etcd.maxInflight``: maximum number of concurrent requests."""
     limit: int = 256
-    """``etcd.limit``: keys of one answer to a list."""
+    """``etcd.limit``: page size of lists, in keys."""
     keepalive_heartbeat: Duration = seconds(15)
-    """``etcd.keepaliveHeartbeat``: how often a silent connection is asked whether it still is one."""
+    """``etcd.keepaliveHeartbeat``: idle time after which the connection is pinged."""
     keepalive_timeout: Duration = seconds(25)
-    """``etcd.keepaliveTimeout``: how long it may take to answer."""
+    """``etcd.keepaliveTimeout``: deadline of the answer to a ping."""
 
 
-def _number(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError("expected a whole number above 0")
     return int(text)
@@ -69,13 +70,13 @@ def _duration(text: str) -> Duration:
     return found
 
 
-READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "etcd.address": ("addresses", _addresses),
     "etcd.config": ("config", _path),
-    "etcd.qps": ("qps", _number),
-    "etcd.bootstrapQps": ("bootstrap_qps", _number),
-    "etcd.maxInflight": ("max_inflight", _number),
-    "etcd.limit": ("limit", _number),
+    "etcd.qps": ("qps", _positive_int),
+    "etcd.bootstrapQps": ("bootstrap_qps", _positive_int),
+    "etcd.maxInflight": ("max_inflight", _positive_int),
+    "etcd.limit": ("limit", _positive_int),
     "etcd.keepaliveHeartbeat": ("keepalive_heartbeat", _duration),
     "etcd.keepaliveTimeout": ("keepalive_timeout", _duration),
 }
@@ -106,45 +107,43 @@ class KVStoreSettings(Settings, frozen=True):
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a store."""
+        """Whether a kvstore is configured."""
         return bool(self.kvstore)
 
     @property
     def options(self) -> StoreOptions:
-        """``kvstore-opt``, read."""
-        values = {READ[key][0]: READ[key][1](text) for key, text in self.kvstore_opt.items()}
+        """The parsed ``kvstore-opt``."""
+        values = {OPTIONS[key][0]: OPTIONS[key][1](text) for key, text in self.kvstore_opt.items()}
         return StoreOptions(**values)
 
     def faults(self) -> Iterator[str]:
         if self.kvstore not in {"", "etcd"}:
             yield f"kvstore={self.kvstore}: expected etcd, or leave it unset"
         for key, text in self.kvstore_opt.items():
-            if key not in READ:
-                yield f"kvstore-opt: {key}: expected one of {', '.join(READ)}"
+            if key not in OPTIONS:
+                yield f"kvstore-opt: {key}: expected one of {', '.join(OPTIONS)}"
                 continue
             try:
-                READ[key][1](text)
+                OPTIONS[key][1](text)
             except ValueError as error:
                 yield f"kvstore-opt: {key}={text}: {error}"
         if self.kvstore == "etcd" and not {"etcd.address", "etcd.config"} & set(self.kvstore_opt):
-            yield "kvstore=etcd: expected where it is in kvstore-opt: etcd.address=URL or etcd.config=FILE"
+            yield "kvstore=etcd: expected its endpoints in kvstore-opt: etcd.address=URL or etcd.config=FILE"
         if not SHORTEST_LEASE <= self.kvstore_lease_ttl <= LONGEST_LEASE:
             yield f"kvstore-lease-ttl={self.kvstore_lease_ttl}: expected from 25s to 24h"
 
 
-# Where etcd is and how it is spoken to: addresses, certificates.
-#
-# Source: etcd's client configuration (clientv3/yaml), as far as Cilium's documentation uses it.
+# Endpoints and certificates.
 
 PORT: Final = 2379
 
 
 class StoreConfigError(UsageError):
-    """Raised when how to reach the store cannot be read: what is wrong, and in which file."""
+    """Raised when the etcd configuration is invalid or cannot be read; names the file."""
 
 
 class EtcdAccess(msgspec.Struct, frozen=True):
-    """Addresses as URLs, and what TLS needs; PEM, empty where it is not used."""
+    """Endpoints as URLs, and TLS material as PEM; empty fields are not used."""
 
     endpoints: tuple[str, ...]
     ca: bytes = b""
@@ -153,7 +152,7 @@ class EtcdAccess(msgspec.Struct, frozen=True):
 
     @property
     def tls(self) -> bool:
-        """Whether connections are encrypted: the URLs say so."""
+        """Whether connections are encrypted: the URLs have the scheme https."""
         return self.endpoints[0].startswith("https:")
 
 
@@ -168,7 +167,10 @@ class _EtcdFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=False):
 
 
 def read_access(options: StoreOptions) -> EtcdAccess:
-    """Read the configuration and its certificates, which may have changed since. Raises StoreConfigError."""
+    """Read the configuration file and its certificates. Raises StoreConfigError.
+
+    They are read again for every new connection: certificates are rotated.
+    """
     if not options.config:
         return EtcdAccess(_urls(options.addresses, "kvstore-opt etcd.address"))
     path = Path(options.config)
@@ -226,12 +228,12 @@ def _url(text: str, what: str) -> str:
 
 
 def target(url: str) -> str:
-    """The URL as gRPC takes it."""
+    """Return the URL as a gRPC target, without its scheme."""
     return url.partition("://")[2]
 
 
 def tls_credentials(access: EtcdAccess) -> Any:
-    """gRPC's credentials."""
+    """Return the credentials for a gRPC channel."""
     import grpc
 
     return grpc.ssl_channel_credentials(access.ca or None, access.key or None, access.certificate or None)

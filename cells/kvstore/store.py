@@ -1,7 +1,7 @@
-"""The store as its users see it: a connection, leases, and how it is.
+"""The kvstore for its users: connection, leases, locks and status.
 
-Source: Cilium 1.17, the status check of its etcd client. Unlike there an agent does not end when the store is
-        lost: what it knows stays in force.
+Source: Cilium 1.17, the status check of its etcd client. Unlike Cilium's, our agent does not exit when
+       etcd is lost: the last known state stays in force.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from lifecycle import Health, Jobs, Lifecycle, Logger
 __all__ = ["Heartbeat", "KVStore", "Lock", "StoreState", "lock"]
 
 
-# Leases: this node's keys stay in the store as long as its agent, or for a while after it.
+# Leases: a node's keys outlive its agent by the TTL.
 #
-# Source: Cilium 1.17, the lease manager: a lease has so many keys at most, and is renewed every third of its
-#         time.
+# Source: Cilium 1.17, the lease manager: a lease has a maximum number of keys, and is renewed after a third
+#         of its TTL.
 
-MOST_KEYS: Final = 1000
-"""Of one lease: when it ends etcd deletes them all at once."""
+MAX_KEYS: Final = 1000
+"""Maximum number of keys of a lease: when it expires etcd deletes them all at once."""
 RETRY: Final = 2.0
-"""Seconds between attempts to keep a lease, while the store does not answer."""
+"""Seconds between attempts to renew a lease, while the store does not answer."""
 
 
 class Leases:
-    """As many leases as the keys need, renewed; who iterates over ``losses()`` learns that one has ended."""
+    """Grants leases for keys, at most MAX_KEYS each, and renews them in losses()."""
 
     def __init__(self, client: EtcdClient, ttl: float) -> None:
         self._client = client
         self._ttl = ttl
         self._keys: dict[int, set[str]] = {}
-        self._renewed: dict[int, float] = {}
+        self._renewed_at: dict[int, float] = {}
         self._lost = False
-        """Whether one has ended since the last item of losses()."""
+        """Whether a lease has expired since the last item of losses()."""
         self._granting = anyio.Lock()
-        self._asked = anyio.Event()
+        self._wake = anyio.Event()
 
     def __contains__(self, lease: int) -> bool:
         return lease in self._keys
@@ -68,78 +68,78 @@ class Leases:
         return len(self._keys)
 
     async def lease_for(self, key: str) -> int:
-        """The lease to write the key under. Raises StoreError."""
+        """Return the lease for the key, and grant one if all are full. Raises StoreError."""
         async with self._granting:
             for lease, keys in self._keys.items():
                 if key in keys:
                     return lease
             for lease, keys in self._keys.items():
-                if len(keys) < MOST_KEYS:
+                if len(keys) < MAX_KEYS:
                     keys.add(key)
                     return lease
             lease = await self._client.grant(self._ttl)
             self._keys[lease] = {key}
-            self._renewed[lease] = time.monotonic()
+            self._renewed_at[lease] = time.monotonic()
             return lease
 
     def release(self, key: str) -> None:
-        """The key is deleted: it takes no room of a lease any more."""
+        """Remove a deleted key from its lease."""
         for keys in self._keys.values():
             keys.discard(key)
 
     def lost(self, lease: int) -> None:
-        """The lease has ended, and with it its keys."""
-        self._renewed.pop(lease, None)
+        """Forget an expired lease; its keys are deleted."""
+        self._renewed_at.pop(lease, None)
         if self._keys.pop(lease, None) is not None:
             self._lost = True
-            self._asked.set()
+            self._wake.set()
 
-    def look(self) -> None:
-        """The store was away: see now which leases it still knows."""
-        self._renewed = dict.fromkeys(self._renewed, -math.inf)
-        self._asked.set()
+    def renew_all(self) -> None:
+        """Renew all leases now: after a reconnect, to detect the expired ones."""
+        self._renewed_at = dict.fromkeys(self._renewed_at, -math.inf)
+        self._wake.set()
 
     async def losses(self) -> AsyncIterator[None]:
-        """Keep them all, for ever; an item means that some have ended, and their keys with them."""
+        """Renew all leases forever, and yield after some have expired."""
         while True:
-            pause = await self._keep_all()
+            pause = await self._renew_due()
             if self._lost:
                 self._lost = False
                 yield
             with anyio.move_on_after(pause):
-                await self._asked.wait()
-            self._asked = anyio.Event()
+                await self._wake.wait()
+            self._wake = anyio.Event()
 
-    async def _keep_all(self) -> float:
-        """Keep those that are due; seconds until the next one is."""
+    async def _renew_due(self) -> float:
+        """Renew the leases that are due, and return the seconds until the next one is."""
         pause = self._ttl / 3
-        for lease, renewed in list(self._renewed.items()):
+        for lease, renewed in list(self._renewed_at.items()):
             due = max(0.0, renewed + self._ttl / 3 - time.monotonic())
             if due <= 0:
-                due = self._ttl / 3 if await self._keep(lease) else RETRY
+                due = self._ttl / 3 if await self._renew(lease) else RETRY
             pause = min(pause, due)
         return pause
 
-    async def _keep(self, lease: int) -> bool:
+    async def _renew(self, lease: int) -> bool:
         began = time.monotonic()
         try:
-            await self._client.keep(lease)
+            await self._client.keep_alive(lease)
         except LeaseLostError:
             self.lost(lease)
             return True
-        except StoreError:  # the looks at the store report it; it may come back within the lease's time
+        except StoreError:  # _check() reports it; the store may answer again before the lease expires
             return False
-        self._renewed[lease] = began
+        self._renewed_at[lease] = began
         return True
 
 
-# Locks: one client of the store at a time, as etcd's own clients and Cilium's take them.
+# Locks, compatible with etcd's own clients and Cilium's.
 #
 # Source: etcd 3.4, concurrency.Mutex: below a prefix each waiter has a key named by its lease, and waits for
-#         the end of the key created before its own. Cilium 1.17: its lease lasts 25 s, and is renewed.
+#         the deletion of the key created before its own. Cilium 1.17: the lease has 25 s.
 
-LEASE: Final = 25.0
-"""Seconds after which the lock of a dead holder is free."""
+LOCK_TTL: Final = 25.0
+"""TTL of a lock's lease, in seconds: then the lock of a dead holder expires."""
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -150,18 +150,18 @@ class Lock(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> Compare:
-        """What a transaction compares, so that it does nothing once the lock is lost."""
+        """The condition for transactions: they fail once the lock is lost."""
         return Compare(self.key, "create", self.create_revision)
 
 
 @asynccontextmanager
 async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
-    """Hold the lock of the path. Raises StoreError.
+    """Acquire the lock of the path, and release it after the block. Raises StoreError.
 
-    The lease is renewed while it waits; once it is held, it ends with the lease, whatever happens.
+    The lease is renewed while waiting only: a holder loses the lock after LOCK_TTL.
     """
     prefix = f"{path}/"
-    lease = await client.grant(LEASE)
+    lease = await client.grant(LOCK_TTL)
     try:
         key = f"{prefix}{lease:x}"
         await client.txn(put(key, b"", lease), when=[absent(key)])
@@ -170,53 +170,56 @@ async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
             raise StoreError(f"the lock {key} was lost")
         while (earlier := await client.predecessor(prefix, own.create_revision)) is not None:
             await _wait_deleted(client, earlier)
-            await client.keep(lease)
+            await client.keep_alive(lease)
         yield Lock(key, own.create_revision)
     finally:
-        with anyio.CancelScope(shield=True), suppress(StoreError):  # else it ends with its lease
+        with (
+            anyio.CancelScope(shield=True),
+            suppress(StoreError),
+        ):  # otherwise the lock expires with its lease
             await client.revoke(lease)
 
 
 async def _wait_deleted(client: EtcdClient, found: KeyValue) -> None:
-    """Wait until the key is deleted, at most a third of the time of a lock's lease. Raises StoreError."""
-    with anyio.move_on_after(LEASE / 3):
+    """Wait until the key is deleted, at most a third of LOCK_TTL. Raises StoreError."""
+    with anyio.move_on_after(LOCK_TTL / 3):
         async with aclosing(client.watch(found.key, found.mod_revision + 1)) as changes:
             async for events in changes:
                 if any(event.kv is None and event.key == found.key for event in events):
                     return
 
 
-INTERVAL: Final = 15.0
-"""Seconds between looks at the store."""
+CHECK_INTERVAL: Final = 15.0
+"""Seconds between status checks."""
 LOCK_TIMEOUT: Final = 60.0
-"""Seconds that the lock of who connects may take: many may connect at once."""
+"""Deadline of INIT_LOCK, in seconds: many nodes may connect at once."""
 
 
 class Heartbeat:
-    """When the key that an operator keeps writing was last seen to change."""
+    """Checks that the operator keeps writing its heartbeat key."""
 
     def __init__(self) -> None:
-        self._last = 0
-        self._at = time.monotonic()
+        self._revision = 0
+        self._changed_at = time.monotonic()
 
     def seen(self, revision: int) -> None:
-        """Its revision now. Raises StoreError when it has not changed for too long."""
+        """Record the key's mod revision. Raises StoreError if it has not changed for two intervals."""
         now = time.monotonic()
-        if revision != self._last:
-            self._last, self._at = revision, now
-        elif now - self._at > 2 * HEARTBEAT_INTERVAL:
-            raise StoreError(f"{now - self._at:.0f}s since last heartbeat update has been received")
+        if revision != self._revision:
+            self._revision, self._changed_at = revision, now
+        elif now - self._changed_at > 2 * HEARTBEAT_INTERVAL:
+            raise StoreError(f"{now - self._changed_at:.0f}s since last heartbeat update has been received")
 
 
 class StoreState(msgspec.Struct, frozen=True):
-    """How the store is: ``Ok``, ``Failure`` or ``Disabled``, and in words."""
+    """State and message of the kvstore in ``cilium-dbg status``."""
 
     state: State
     message: str = ""
 
 
 class KVStore:
-    """The node's way to the store; without one configured nothing of it runs."""
+    """The node's connection to the kvstore; no job runs without one configured."""
 
     def __init__(
         self,
@@ -235,29 +238,29 @@ class KVStore:
         self.client = EtcdClient(settings.options, metrics, services.resolve if services is not None else str)
         self.leases = Leases(self.client, settings.kvstore_lease_ttl)
         self.lock_leases = 0
-        """Locks that are held or waited for."""
+        """Number of locks that are held or waited for."""
         self.generation = 0
-        """Goes up when the store is found to be another one than before."""
-        self._returns = 0
-        """How often it was reached again, or replaced."""
-        self._news = anyio.Event()
-        """Set when either count goes up."""
-        self._expected: set[object] = set()
+        """Incremented when the store has lost keys: it was replaced, or restored from a backup."""
+        self._resyncs = 0
+        """Number of reconnects and replacements."""
+        self._changed = anyio.Event()
+        """Set when ``generation`` or ``_resyncs`` changes."""
+        self._syncing: set[object] = set()
         self._health = health.child("connection")
         self._log = log
         self._error = "not connected yet"
-        """Why it is not reached; empty while it is."""
-        self._no_quorum = ""
-        """Why its members do not agree, or take no writes, though it is reached; empty while they do."""
-        self._described = ""
+        """Why the store is unreachable; empty while it is reachable."""
+        self._quorum_error = ""
+        """Why the reachable store has no quorum or rejects writes; empty if it does not."""
+        self._endpoint_status = ""
         self._errors = 0
-        """Looks in a row that found either."""
-        self._takes_writes = False
-        """Whether it is known to, since it was last away."""
+        """Number of failed checks in a row."""
+        self._writable = False
+        """Whether a write has succeeded since the last failure."""
         self._heartbeat = Heartbeat()
         if settings.enabled:
             lifecycle.enter("connect to the store", self.client.open)
-            self._timer = jobs.timer("monitor the store", self._look, INTERVAL)
+            self._timer = jobs.timer("monitor the store", self._check, CHECK_INTERVAL)
             self._timer.trigger()
             jobs.observe("keep leases", self.leases.losses, self._lease_lost)
             if services is not None:
@@ -265,58 +268,58 @@ class KVStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is one."""
+        """Whether a kvstore is configured."""
         return self.settings.enabled
 
     def state(self) -> StoreState:
-        """How it is, as ``cilium-dbg status`` shows it."""
+        """Return the state as ``cilium-dbg status`` shows it."""
         if not self.enabled:
             return StoreState("Disabled")
-        error = self._error or self._no_quorum
+        error = self._error or self._quorum_error
         if self._errors > self.settings.kvstore_max_consecutive_quorum_errors:
             return StoreState("Failure", f"quorum check failed {self._errors} times in a row: {error}")
-        if not self._described:
+        if not self._endpoint_status:
             return StoreState("Failure", f"not able to connect to any etcd endpoints: {self._error}")
         count = len(self.client.endpoints)
         quorum = f"{error}, consecutive-errors={self._errors}" if error else "true"
         return StoreState(
             "Ok",
             f"etcd: {int(not self._error)}/{count} connected, leases={len(self.leases)}, lock"
-            f" leases={self.lock_leases}, has-quorum={quorum}: {self._described}",
+            f" leases={self.lock_leases}, has-quorum={quorum}: {self._endpoint_status}",
         )
 
-    # The keys of its users
+    # Notifications for watches and writers of keys
 
-    async def returns(self) -> AsyncIterator[None]:
-        """An item when the store was reached again, is another one, or a lease was lost.
+    async def resyncs(self) -> AsyncIterator[None]:
+        """Yield after a reconnect, a replacement of the store or a lost lease: keys must be compared again.
 
-        What happened before the iteration, or together, is one item.
+        Events before the iteration, and simultaneous ones, are one item.
         """
         seen = 0
         while True:
-            while self._returns == seen:
-                await self._news.wait()
-            seen = self._returns
+            while self._resyncs == seen:
+                await self._changed.wait()
+            seen = self._resyncs
             yield
 
-    def _returned(self) -> None:
-        self._returns += 1
-        self._news.set()
-        self._news = anyio.Event()
+    def _request_resync(self) -> None:
+        self._resyncs += 1
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def reached(self) -> None:
-        """It answered."""
+        """Record that the store has answered."""
         if not self._error:
             return
         self._log.info("connected to etcd", endpoint=self.client.endpoint)
         self._error, self._errors = "", 0
         self._health.ok(f"connected to {self.client.endpoint}")
         self._timer.trigger()
-        self.leases.look()
-        self._returned()
+        self.leases.renew_all()
+        self._request_resync()
 
     def failed(self, error: StoreError) -> None:
-        """It did not; everything stays as it was."""
+        """Record that the store did not answer; tables and maps stay unchanged."""
         if not self._error:
             self._log.warning("etcd is unreachable: the last known state stays in force", error=str(error))
             self._timer.trigger()
@@ -324,25 +327,25 @@ class KVStore:
         self._health.degraded("etcd is unreachable: the last known state stays in force", error)
 
     def replaced(self) -> None:
-        """It is another one, or an old copy: what it misses is written again, and read again."""
+        """Record that the store has lost keys: watches relist, and this node's keys are written again."""
         self._log.warning("etcd has lost keys: writing this node's keys again")
         self.generation += 1
-        self._returned()
+        self._request_resync()
 
     async def wait_replaced(self, generation: int) -> None:
-        """Wait until it is another one than that of the generation."""
+        """Wait until the generation differs from this one."""
         while self.generation == generation:
-            await self._news.wait()
+            await self._changed.wait()
 
-    def expect(self, watch: object) -> None:
-        """The watch will read keys; until all have, requests are not held back."""
-        self._expected.add(watch)
+    def register_watch(self, watch: object) -> None:
+        """Keep the bootstrap rate limit until this watch has listed its keys."""
+        self._syncing.add(watch)
 
-    def was_read(self, watch: object) -> None:
-        """The watch has read all its keys."""
-        self._expected.discard(watch)
-        if not self._expected:
-            self.client.settle()
+    def watch_synced(self, watch: object) -> None:
+        """Record that the watch has listed its keys; after the last one the rate limit is lowered."""
+        self._syncing.discard(watch)
+        if not self._syncing:
+            self.client.end_bootstrap()
 
     async def _lease_lost(self, _: None) -> None:
         self.replaced()
@@ -350,48 +353,51 @@ class KVStore:
     async def _services_changed(self, _: object) -> None:
         self.client.redial()
 
-    async def _look(self) -> None:
-        """See whether it answers and agrees. A user that reaches it earlier triggers the next look."""
+    async def _check(self) -> None:
+        """Check connection, quorum, heartbeat and, after a failure, writes.
+
+        reached() and failed() of users trigger the next check early.
+        """
         no_quorum = ""
         try:
             described = await self.client.describe()
-            beat = await self.client.lookup(HEARTBEAT)  # takes a quorum
-            self._described = described
+            beat = await self.client.lookup(HEARTBEAT)  # a linearizable read: needs a quorum
+            self._endpoint_status = described
             self.reached()
             if beat is not None:
                 self._heartbeat.seen(beat.mod_revision)
-            if not self._takes_writes:
-                await self._lock_once()
+            if not self._writable:
+                await self._check_writable()
         except StoreUnavailableError as error:
-            self._takes_writes = False
+            self._writable = False
             self._errors += 1
-            self.metrics.no_quorum("timeout")
+            self.metrics.count_quorum_error("timeout")
             self.failed(error)
             return
         except StoreError as error:
-            self._takes_writes = False
-            self.metrics.no_quorum("request")
+            self._writable = False
+            self.metrics.count_quorum_error("request")
             no_quorum = str(error)
-        self._note_quorum(no_quorum)
+        self._set_quorum_error(no_quorum)
 
-    def _note_quorum(self, problem: str) -> None:
-        """It is reached, and has this problem; empty for none."""
+    def _set_quorum_error(self, problem: str) -> None:
+        """Record the result of a check that got answers; ``problem`` is empty if all is well."""
         self._errors = self._errors + 1 if problem else 0
         if problem:
-            if not self._no_quorum:
-                self._log.warning("etcd is reached, and has no quorum", error=problem)
-            self._health.degraded(f"etcd is reached, and has no quorum: {problem}")
-        elif self._no_quorum:
+            if not self._quorum_error:
+                self._log.warning("etcd is reachable but has no quorum", error=problem)
+            self._health.degraded(f"etcd is reachable but has no quorum: {problem}")
+        elif self._quorum_error:
             self._health.ok(f"connected to {self.client.endpoint}")
-        self._no_quorum = problem
+        self._quorum_error = problem
 
-    async def _lock_once(self) -> None:
-        """Take the lock of who connects: a store without room still answers questions. Raises StoreError."""
+    async def _check_writable(self) -> None:
+        """Take INIT_LOCK: etcd without space answers reads but rejects writes. Raises StoreError."""
         self.lock_leases += 1
         try:
             with anyio.fail_after(LOCK_TIMEOUT):
                 async with lock(self.client, INIT_LOCK):
-                    self._takes_writes = True
+                    self._writable = True
         except TimeoutError as error:
             raise StoreError(f"lock {INIT_LOCK} not acquired within {LOCK_TIMEOUT:g} s") from error
         finally:

@@ -1,8 +1,8 @@
-"""Keys of a prefix to rows of a table: all of them first, then what changes.
+"""Lists and watches a prefix of the kvstore, and writes its keys to a table.
 
-A watch that breaks is taken up where it broke. What cannot be taken up, since etcd has compacted it, is read
-anew, and compared. A store that knows less than it did is another one, or an old copy: what it lacks stays
-for a while, since its owners write it again.
+A broken watch resumes at its last revision. If that has been compacted, the prefix is listed again, and rows
+without a key are deleted. If the store's revision has decreased, it was replaced or restored from a backup:
+rows without a key stay for a grace period, in which their owners write the keys again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Row = TypeVar("Row")
 
 RETRY: Final = Backoff(first=0.2, maximum=5.0)
 GRACE: Final = 60.0
-"""Seconds that others have to write again what a new store does not know."""
-STRETCH: Final = 200
-"""Keys read before others get their turn on the event loop."""
+"""Seconds that rows stay after a replaced store lacks their keys."""
+CHUNK: Final = 200
+"""Keys applied before the event loop runs other tasks."""
 
 
 class PrefixWatch(Generic[Row]):
-    """An Observer, for ``jobs.observe``: the only writer of its table, which is by key behind the prefix."""
+    """An Observer for ``jobs.observe``, and the only writer of its table."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class PrefixWatch(Generic[Row]):
         scope: str,
         grace: float = GRACE,
     ) -> None:
-        """``read`` makes a row of a key, less the prefix, and its value; None for a value that is not valid.
+        """``read`` parses a key without its prefix, and its value, to a row; None if the value is invalid.
 
-        The row's key in the table is that key. ``scope`` is what metrics call it. While a key has an invalid
-        value, the row of its last valid one stays, as in Cilium.
+        The table's key must be the key without the prefix. ``scope`` is the label in metrics. While the value
+        of a key is invalid, the row of its last valid value stays, as in Cilium.
         """
         self._store = store
         self._prefix = prefix
@@ -63,63 +63,64 @@ class PrefixWatch(Generic[Row]):
         self._grace = grace
         self._first = table.initializer(f"keys of {prefix}")
         self._revision = 0
-        """Up to which everything is in the table; 0: nothing."""
+        """The revision up to which the table is complete; 0 before the first list."""
         self._generation = 0
-        """Of the store that was read."""
-        self._reached = False
-        self._unreadable: set[str] = set()
-        """Keys with values that cannot be read."""
-        self._missed: set[str] = set()
-        """Keys of rows that a new store does not have yet."""
-        store.expect(self)
-        store.metrics.synchronised(scope, done=False)
+        """The store's generation at the last list."""
+        self._connected = False
+        """Whether the current watch has been established."""
+        self._invalid: set[str] = set()
+        """Keys with invalid values."""
+        self._stale: set[str] = set()
+        """Keys of rows that a replaced store does not have yet."""
+        store.register_watch(self)
+        store.metrics.set_initial_sync(scope, done=False)
 
     async def run(self, health: Health, /) -> None:
-        """Follow, for ever."""
+        """List and watch forever."""
         failures = 0
         while True:
-            self._reached = False
+            self._connected = False
             try:
                 await self._follow(health)
             except CompactedError:
                 self._revision = 0
             except StoreError as error:
-                failures = 1 if self._reached else failures + 1
+                failures = 1 if self._connected else failures + 1
                 self._store.failed(error)
                 health.degraded(f"{len(self._table)} keys as last seen; not watched now", error)
                 await anyio.sleep(RETRY.pause(failures))
 
     async def _follow(self, health: Health) -> None:
-        """Read what is to be read, and follow until the watch breaks, or the store is another one."""
+        """List if needed, then watch until the watch breaks or the store is replaced. Raises StoreError."""
         store = self._store
-        older = self._revision and await store.client.revision() < self._revision
-        if older and self._generation == store.generation:  # else another watch has noticed it
+        went_back = self._revision and await store.client.revision() < self._revision
+        if went_back and self._generation == store.generation:  # otherwise another watch has detected it
             store.replaced()
         if not self._revision or self._generation != store.generation:
-            await self._all()
+            await self._list()
         error: StoreError = StoreUnavailableError("the store was replaced")
         async with anyio.create_task_group() as tasks:
 
-            async def until_replaced() -> None:
+            async def stop_when_replaced() -> None:
                 await store.wait_replaced(self._generation)
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(until_replaced)
-            tasks.start_soon(self._forget_missed)
-            error = await self._changes(health)
+            tasks.start_soon(stop_when_replaced)
+            tasks.start_soon(self._prune_stale)
+            error = await self._watch(health)
             tasks.cancel_scope.cancel()
         if self._generation == store.generation:
             raise error
 
-    async def _changes(self, health: Health) -> StoreError:
-        """Take changes in until the watch breaks; how."""
+    async def _watch(self, health: Health) -> StoreError:
+        """Apply events until the watch breaks, and return the error."""
         try:
             async with aclosing(self._store.client.watch(self._prefix, self._revision + 1)) as changes:
                 async for events in changes:
-                    self._reached = True
+                    self._connected = True
                     self._store.reached()
                     if events:
-                        self._take(events)
+                        self._apply_events(events)
                     health.ok(self._summary())
         except StoreError as error:
             return error
@@ -127,59 +128,59 @@ class PrefixWatch(Generic[Row]):
 
     def _summary(self) -> str:
         keys = f"{len(self._table)} keys"
-        if not self._unreadable:
+        if not self._invalid:
             return keys
-        one = raw_key(min(self._unreadable)).decode(errors="replace")
-        return f"{keys}; {len(self._unreadable)} cannot be read, such as {self._prefix}{one}"
+        one = raw_key(min(self._invalid)).decode(errors="replace")
+        return f"{keys}; {len(self._invalid)} cannot be read, such as {self._prefix}{one}"
 
-    async def _all(self) -> None:
+    async def _list(self) -> None:
         generation = self._store.generation
         replaced = generation != self._generation
         found, revision = await self._store.client.list_prefix(self._prefix)
-        for begin in range(0, len(found), STRETCH):
-            self._put(found[begin : begin + STRETCH])
+        for begin in range(0, len(found), CHUNK):
+            self._apply_list(found[begin : begin + CHUNK])
             await anyio.lowlevel.checkpoint()
-        there = {kv.key[len(self._prefix) :] for kv in found}
-        self._unreadable &= there
-        missing = [key for key, *_ in self._table.items() if key not in there]
+        present = {kv.key[len(self._prefix) :] for kv in found}
+        self._invalid &= present
+        missing = [key for key, *_ in self._table.items() if key not in present]
         if replaced:
-            self._missed.update(map(str, missing))
+            self._stale.update(map(str, missing))
         else:
-            self._drop(str(key) for key in missing if key not in self._missed)
+            self._delete(str(key) for key in missing if key not in self._stale)
         self._revision, self._generation = revision, generation
         self._first.done()
-        self._store.metrics.synchronised(self._scope, done=True)
-        self._store.was_read(self)
+        self._store.metrics.set_initial_sync(self._scope, done=True)
+        self._store.watch_synced(self)
 
-    def _take(self, events: list[KeyEvent]) -> None:
+    def _apply_events(self, events: list[KeyEvent]) -> None:
         self._apply((event.key, event.kv) for event in events)
         self._revision = max(self._revision, *(event.revision for event in events))
 
-    def _put(self, found: Iterable[KeyValue]) -> None:
+    def _apply_list(self, found: Iterable[KeyValue]) -> None:
         self._apply((kv.key, kv) for kv in found)
 
-    def _drop(self, keys: Iterable[str]) -> None:
+    def _delete(self, keys: Iterable[str]) -> None:
         self._apply((self._prefix + key, None) for key in keys)
 
     def _apply(self, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
-        """All that came together is one change of the table."""
+        """Apply changes in one transaction of the table."""
         with self._table.txn() as rows:
             for whole, kv in changes:
                 key = whole[len(self._prefix) :]
-                self._missed.discard(key)
-                self._unreadable.discard(key)
+                self._stale.discard(key)
+                self._invalid.discard(key)
                 if kv is None:
                     rows.delete(key)
                 elif (row := self._read(key, kv.value)) is not None:
                     rows.put(row)
                 else:
-                    self._unreadable.add(key)
+                    self._invalid.add(key)
 
-    async def _forget_missed(self) -> None:
-        """Drop what the store still lacks at the end of the grace period, which begins anew with each watch.
+    async def _prune_stale(self) -> None:
+        """Delete stale rows after the grace period, which restarts with each watch.
 
-        Its owners cannot write while etcd is away.
+        Their owners cannot write while etcd is down.
         """
-        if self._missed:
+        if self._stale:
             await anyio.sleep(self._grace)
-            self._drop(list(self._missed))
+            self._delete(list(self._stale))

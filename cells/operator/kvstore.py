@@ -187,7 +187,7 @@ class ServiceExport:
         self._left: dict[str, str] = {}
         """Keys of an earlier operator."""
         jobs.one_shot("export services", self._run)
-        keep_keys(store, self._keys, "services/v1", jobs=jobs, tables=tables, left=lambda: self._left)
+        keep_keys(store, self._keys, "services/v1", jobs=jobs, tables=tables, previous=lambda: self._left)
 
     async def _run(self) -> None:
         """Follow services and backends; runs forever. Raises StoreError."""

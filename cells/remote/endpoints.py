@@ -1,7 +1,8 @@
-"""Pods of other nodes: their addresses in the ipcache, with identity and node.
+"""Pods of other nodes in the ipcache: each address with its identity and tunnel endpoint.
 
-Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out. Pods of manifests, too.
-Why:    by its address alone a packet is known to be a pod's, and which pod's.
+In:   CiliumEndpoints or CiliumEndpointSlices (RemoteEndpoints), or Pods of manifests (ManifestPods).
+Out:  claims in the ipcache.
+Why:  the datapath finds the identity of a packet's source by its address.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from cells.cluster.remote_endpoints import (
     ClusterEndpointSettings,
     EndpointObjects,
     RemoteEndpoints,
+    chunks,
     endpoint_objects,
     remote_endpoints,
-    stretches,
 )
 from cells.config import AgentConfig
 from cells.endpoint import KubernetesPods
@@ -37,28 +38,27 @@ from lifecycle import Change, Health, Jobs, Member, ReadTable, config, group, in
 __all__ = ["cell"]
 
 
-# Pods of other nodes by their Pod objects, for agents that share manifests and nothing else.
+# Pods of other nodes by their Pod objects, for agents that read manifests and have no API server or kvstore.
 #
-# Source: tables of pods, namespaces and nodes in; claims in the ipcache out.
-# Why:    without an API server or a kvstore nodes do not agree upon numbers of identities, and publish no
-#         CiliumEndpoints. Manifests say all that an identity is made of, so each node gives the labels of
-#         other nodes' pods numbers of its own. Packets need none: this node knows their source by its
-#         address.
+# Why: these nodes do not agree on identity numbers, and publish no CiliumEndpoints. The manifests have all
+#      labels of an identity, so each node allocates its own numbers for other nodes' pods. Packets need not
+#      carry the number: the receiving node looks it up by the source address.
 
 PodKey = tuple[str, str]
-NOWHERE: Final = IPv4Address(0)
+NO_TUNNEL_ENDPOINT: Final = IPv4Address(0)
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """What is claimed of a pod."""
+class _PodClaims(msgspec.Struct, frozen=True):
+    """The identity and claims of a pod."""
 
     identity: int
     claims: tuple[IpcacheEntry, ...]
 
 
 class ManifestPods:
-    """Follows pods of other nodes; before all are known no leftover of the ipcache goes, and no rule counts.
+    """Claims the addresses of pods on other nodes.
 
+    Until all are processed, no leftover of the ipcache is deleted and no restored endpoint gets new rules.
     CiliumEndpoints and CiliumIdentities in the same manifests take precedence.
     """
 
@@ -86,17 +86,19 @@ class ManifestPods:
         self._identities = identities
         self._ipcache = ipcache
         self._health = health.child("pods-by-manifests")
-        self._known: dict[PodKey, _Known] = {}
-        self._refused: dict[PodKey, str] = {}
+        self._claimed_pods: dict[PodKey, _PodClaims] = {}
+        self._rejected: dict[PodKey, str] = {}
         self._identified = identities.table.initializer("manifest-pods")
-        """Rules are not known without it: restored endpoints would be closed to the pods they select."""
+        """Policy waits for these identities: without them restored endpoints would deny the pods that rules
+        select.
+        """
         self._claimed = ipcache.table.initializer("manifest-pods")
-        jobs.observe("pods", self._rounds, self._follow)
+        jobs.observe("pods", self._batches, self._follow)
         jobs.observe("namespaces", objects.namespaces.changes, self._follow_namespaces)
         jobs.observe("nodes", nodes.changes, self._follow_nodes)
 
-    async def _rounds(self) -> AsyncIterator[Collection[PodKey] | None]:
-        """The pods to look at; None at the beginning: all."""
+    async def _batches(self) -> AsyncIterator[Collection[PodKey] | None]:
+        """Yield None, for all pods, once the tables are initialized; then the keys of changed pods."""
         await self._pods.wait_initialized()
         await self._namespaces.wait_initialized()
         await self._nodes.wait_initialized()
@@ -107,53 +109,53 @@ class ManifestPods:
 
     async def _follow(self, keys: Collection[PodKey] | None) -> None:
         if keys is None:
-            await self._look(self._all())
+            await self._update(self._all())
             self._identified.done()
             self._claimed.done()
         else:
-            await self._look(keys)
+            await self._update(keys)
 
     async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
-        """A namespace's labels are its pods'."""
+        """Update the pods of changed namespaces: namespace labels are part of identities."""
         names = {change.key[1] for change in changes}
-        await self._look({key for key in self._all() if key[0] in names})
+        await self._update({key for key in self._all() if key[0] in names})
 
     async def _follow_nodes(self, _: list[Change[str, ClusterNode]]) -> None:
-        """Addresses of nodes are the ways to their pods."""
-        await self._look(self._all())
+        """Update all pods: node addresses are their tunnel endpoints."""
+        await self._update(self._all())
 
     def _all(self) -> set[PodKey]:
-        return {pod.key for pod in self._pods.all()} | self._known.keys()
+        return {pod.key for pod in self._pods.all()} | self._claimed_pods.keys()
 
-    async def _look(self, keys: Collection[PodKey]) -> None:
-        """Claim what these pods have. Raises OSError if the ipcache cannot be updated."""
+    async def _update(self, keys: Collection[PodKey]) -> None:
+        """Update the claims of these pods. Raises OSError if the ipcache cannot be written."""
         if not self._pods.initialized or not self._namespaces.initialized:
-            return  # the first round looks at all of them
-        for stretch in stretches(keys):
-            for key in stretch:
-                self._set(key, self._wanted(key))
+            return  # the first batch contains all pods
+        for chunk in chunks(keys):
+            for key in chunk:
+                self._update_pod(key, self._remote_pod(key))
             await anyio.lowlevel.checkpoint()
-        self._report()
+        self._report_health()
 
-    def _wanted(self, key: PodKey) -> tuple[Pod, tuple[str, ...]] | None:
-        """A pod of another node that packets come from, and its security labels."""
+    def _remote_pod(self, key: PodKey) -> tuple[Pod, tuple[str, ...]] | None:
+        """Return a running pod of another node with its identity labels, or None."""
         pod = self._pods.get(key)
-        if pod is None or not self._is_elsewhere(pod) or pod.finished or not pod.addresses:
+        if pod is None or not self._on_other_node(pod) or pod.finished or not pod.addresses:
             return None
         return pod, texts(self._identities.filter.split(self._objects.labels_of(pod))[0])
 
-    def _is_elsewhere(self, pod: Pod) -> bool:
+    def _on_other_node(self, pod: Pod) -> bool:
         node = pod.spec.node_name
         return bool(node) and node != self._agent.node_name and not pod.spec.host_network
 
-    def _set(self, key: PodKey, wanted: tuple[Pod, tuple[str, ...]] | None) -> None:
-        before, known = self._known.get(key), None
-        self._refused.pop(key, None)
+    def _update_pod(self, key: PodKey, wanted: tuple[Pod, tuple[str, ...]] | None) -> None:
+        before, known = self._claimed_pods.get(key), None
+        self._rejected.pop(key, None)
         if wanted is not None:
             try:
-                known = self._acquired(key, *wanted)
+                known = self._acquire(key, *wanted)
             except (NoIdentityError, ValueError) as error:
-                self._refused[key] = str(error)
+                self._rejected[key] = str(error)
         claims = known.claims if known is not None else ()
         left = {one.prefix for one in before.claims} - {one.prefix for one in claims} if before else set()
         try:
@@ -168,14 +170,14 @@ class ManifestPods:
         if before is not None:
             self._identities.release(before.identity)
         if known is not None:
-            self._known[key] = known
+            self._claimed_pods[key] = known
         else:
-            self._known.pop(key, None)
+            self._claimed_pods.pop(key, None)
 
-    def _acquired(self, key: PodKey, pod: Pod, labels: tuple[str, ...]) -> _Known:
-        """An identity of this node's own for a pod, and the claims of its addresses.
+    def _acquire(self, key: PodKey, pod: Pod, labels: tuple[str, ...]) -> _PodClaims:
+        """Acquire an identity for the pod, and return the claims of its addresses.
 
-        Raises NoIdentityError, and ValueError for an address that is none.
+        Raises NoIdentityError, and ValueError for an invalid address.
         """
         addresses = [ip_address(text) for text in pod.addresses]
         left = self._ipcache.leftovers.get(prefix_of(addresses[0]))
@@ -189,39 +191,41 @@ class ManifestPods:
                 identity=found.id,
                 source=Source.KUBERNETES,
                 resource=_pod_resource(key),
-                tunnel_endpoint=self._way_to(pod),
+                tunnel_endpoint=self._tunnel_endpoint_of(pod),
             )
             for address in addresses
         )
-        return _Known(found.id, claims)
+        return _PodClaims(found.id, claims)
 
-    def _way_to(self, pod: Pod) -> IPv4Address:
-        """The address of its node that packets to it are tunnelled to."""
+    def _tunnel_endpoint_of(self, pod: Pod) -> IPv4Address:
+        """Return the IPv4 address of the pod's node; 0.0.0.0 if it is unknown."""
         node = self._nodes.get(f"{self._agent.cluster_name}/{pod.spec.node_name}")
         address = node.node_ip(Family.IPV4) if node is not None else None
-        return address if isinstance(address, IPv4Address) else NOWHERE
+        return address if isinstance(address, IPv4Address) else NO_TUNNEL_ENDPOINT
 
-    def _report(self) -> None:
-        """What is known, and what policies by label do not select."""
-        pods = [pod for pod in self._pods.all() if self._is_elsewhere(pod) and not pod.finished]
+    def _report_health(self) -> None:
+        """Report the number of pods, and which pods and nodes policies by labels cannot select."""
+        pods = [pod for pod in self._pods.all() if self._on_other_node(pod) and not pod.finished]
         nodes = {node.name for node in self._nodes.all() if not node.local}
-        silent = sorted(nodes - {pod.spec.node_name for pod in pods})
-        parts = [f"{len(self._known)} pods of other nodes are known by their manifests"]
-        if late := sum(not pod.addresses for pod in pods):
-            parts.append(f"{late} have no address in status.podIPs, no policy by labels selects them")
-        if silent:
-            named = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
-            parts.append(f"of {named} there is no Pod, no policy by labels selects pods there")
-        if self._refused:
-            key, why = next(iter(self._refused.items()))
-            parts.append(f"{len(self._refused)} have no identity, {key[0]}/{key[1]}: {why}")
+        without_pods = sorted(nodes - {pod.spec.node_name for pod in pods})
+        parts = [f"{len(self._claimed_pods)} pods of other nodes are known from manifests"]
+        if without_address := sum(not pod.addresses for pod in pods):
+            parts.append(
+                f"{without_address} have no address in status.podIPs: policies by labels do not select them"
+            )
+        if without_pods:
+            named = ", ".join(without_pods[:3]) + (", ..." if len(without_pods) > 3 else "")
+            parts.append(f"there is no Pod of {named}: policies by labels do not select pods there")
+        if self._rejected:
+            key, why = next(iter(self._rejected.items()))
+            parts.append(f"{len(self._rejected)} have no identity, {key[0]}/{key[1]}: {why}")
             self._health.degraded("; ".join(parts))
         else:
             self._health.ok("; ".join(parts))
 
 
 def _pod_resource(key: PodKey) -> str:
-    """Which object the claims are of."""
+    """Return the resource of the pod's claims."""
     return f"pod/{key[0]}/{key[1]}"
 
 
@@ -235,13 +239,13 @@ def endpoint_features(objects: EndpointObjects) -> Member[Collector]:
 cell = group(
     module(
         "remote-endpoints",
-        "Where pods of other nodes are read from",
+        "Pods of other nodes, from CiliumEndpoints or slices",
         config(ClusterEndpointSettings),
         provide(endpoint_objects, endpoint_features, remote_endpoints),
     ),
     module(
         "cluster-endpoints",
-        "Pods of other nodes",
+        "Pods of other nodes in the ipcache",
         provide(RemoteEndpoints, ManifestPods),
         invoke(RemoteEndpoints, ManifestPods),
     ),

@@ -1,16 +1,14 @@
-"""What nodes share through the store: themselves, and their pods' addresses.
+"""Nodes and pod addresses that nodes share through the kvstore.
 
-Source and controller: keys of the store in; rows of the table ``nodes`` and claims in the ipcache out. This
-        node and its endpoints in; its own keys out.
-
-Why: without an API server, and with so many pods that it would be too much for one.
+In:   keys of all nodes; this node's row and endpoints.
+Out:  the tables ``shared-nodes`` and ``shared-addresses``, claims in the ipcache, and this node's own keys.
+Why:  nodes need no API server for it, or the cluster has more pods than one can serve.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from ipaddress import ip_address
-from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio.lowlevel
@@ -21,6 +19,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix
 from cells.cluster.nodes import SharedNodes
 from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import chunks
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
@@ -42,13 +41,11 @@ from lifecycle import Change, Jobs, ReadTable, Table, Tables, after, group, invo
 __all__ = ["AddressClaims", "SharedTables", "cell"]
 
 
-# All nodes and their pods in the store, as tables.
-#
-# Source: keys below nodes/v1 and ip/v1 in; ``shared-nodes`` and ``shared-addresses`` out.
-
-
 class SharedTables:
-    """Two tables, by the keys less their prefixes; empty, and complete, where there is no store."""
+    """The tables ``shared-nodes`` and ``shared-addresses``; empty and initialized without a kvstore.
+
+    Their keys are the kvstore's without the prefix.
+    """
 
     def __init__(self, store: KVStore, *, jobs: Jobs, tables: Tables) -> None:
         self.nodes: Table[str, ClusterNode] = Table("shared-nodes", key=lambda node: node.full_name)
@@ -62,14 +59,11 @@ class SharedTables:
         jobs.observe("follow addresses", addresses)
 
 
-# Addresses of other nodes' pods, as claims in the ipcache.
-#
-# Controller: ``shared-addresses``, or those of remote clusters, in, claims out.
+# Pod addresses to claims in the ipcache; used for remote clusters, too.
 
-Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
-STRETCH: Final = 100
-"""Addresses taken in before others get their turn on the event loop: a few milliseconds."""
+CHUNK: Final = 100
+"""Addresses processed before the event loop runs other tasks: a few milliseconds."""
 
 
 class ClaimingRow(Protocol):
@@ -82,7 +76,7 @@ class ClaimingRow(Protocol):
 
     @property
     def claim(self) -> IpcacheEntry | None:
-        """What it claims in the ipcache; None: nothing."""
+        """The claim in the ipcache; None if the address must not be used."""
         ...
 
 
@@ -90,7 +84,7 @@ Row = TypeVar("Row", bound=ClaimingRow)
 
 
 class AddressClaims(Generic[Key, Row]):
-    """Claims what a table has, but addresses of this node's pods."""
+    """Claims a table's addresses in the ipcache, except those of this node's pods."""
 
     def __init__(
         self, addresses: ReadTable[Key, Row], nodes: ReadTable[str, ClusterNode], ipcache: Ipcache
@@ -101,20 +95,23 @@ class AddressClaims(Generic[Key, Row]):
         self._claimed: dict[Key, tuple[str, Prefix]] = {}
 
     async def follow(self, changes: Sequence[Change[Key, Row]] | None) -> None:
-        """Claim what has changed; None: look at everything. Raises OSError: then look at everything."""
+        """Update the claims of changed rows; of all rows for None.
+
+        Raises OSError: then call it with None.
+        """
         keys = [change.key for change in changes] if changes is not None else self._all()
-        for stretch in _stretches(keys):
-            self._take(stretch)
+        for chunk in chunks(keys, CHUNK):
+            self._update(chunk)
             await anyio.lowlevel.checkpoint()
 
     def _all(self) -> list[Key]:
         return list({*self._claimed, *self._addresses.keys()})
 
-    def _take(self, keys: Iterable[Key]) -> None:
+    def _update(self, keys: Iterable[Key]) -> None:
         claimed: dict[Key, IpcacheEntry] = {}
         for key in keys:
             row = self._addresses.get(key)
-            claim = row.claim if row is not None and not self._is_here(row.node) else None
+            claim = row.claim if row is not None and not self._on_this_node(row.node) else None
             before = self._claimed.get(key)
             if before is not None and (claim is None or (claim.resource, claim.prefix) != before):
                 self._ipcache.withdraw(before[0], [before[1]])
@@ -124,7 +121,7 @@ class AddressClaims(Generic[Key, Row]):
         self._ipcache.upsert(*claimed.values())
         self._claimed.update((key, (claim.resource, claim.prefix)) for key, claim in claimed.items())
 
-    def _is_here(self, node: str) -> bool:
+    def _on_this_node(self, node: str) -> bool:
         try:
             ip = ip_address(node)
         except ValueError:
@@ -133,7 +130,7 @@ class AddressClaims(Generic[Key, Row]):
 
 
 class SharedClaims:
-    """Follows the table once this node is known; no leftover of the map goes before all of it is."""
+    """Claims ``shared-addresses`` in the ipcache; until all are claimed no leftover of the map is deleted."""
 
     def __init__(
         self,
@@ -150,12 +147,12 @@ class SharedClaims:
         self._identities = identities
         if store.enabled:
             self._first = ipcache.table.initializer("kvstore")
-            jobs.observe("claim", self._rounds, self._follow)
+            jobs.observe("claim", self._batches, self._follow)
 
-    async def _rounds(self) -> AsyncIterator[Sequence[Change[str, SharedAddress]] | None]:
-        """None at the beginning: everything is to be looked at.
+    async def _batches(self) -> AsyncIterator[Sequence[Change[str, SharedAddress]] | None]:
+        """Yield None, for all addresses, then changes.
 
-        Identities come first: no rule would deny by a number without known labels.
+        Identities are initialized first: no rule denies a number without known labels.
         """
         await self._identities.table.wait_initialized()
         await self._addresses.wait_initialized()
@@ -165,26 +162,18 @@ class SharedClaims:
             yield batch
 
     async def _follow(self, changes: Sequence[Change[str, SharedAddress]] | None) -> None:
-        """Raises OSError where the ipcache cannot follow: then all is looked at again."""
+        """Update claims. Raises OSError if the ipcache cannot be written; the job starts again with None."""
         await self._claims.follow(changes)
         if changes is None:
             self._first.done()
 
 
-def _stretches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    rest = iter(items)
-    while stretch := list(islice(rest, STRETCH)):
-        yield stretch
-
-
-# What this node writes into the store: itself, and its pods' addresses.
-#
-# Controller: endpoints, pods and this node in, keys out, which the store is made to hold.
+# This node's keys: the node, and the addresses of its endpoints.
 
 
 @after(ExposedEndpoints)
 class SharedKeys:
-    """Keeps the keys; none goes before restored endpoints and this node are known."""
+    """Writes this node's keys; none is deleted before restored endpoints and this node are known."""
 
     def __init__(
         self,
@@ -204,8 +193,8 @@ class SharedKeys:
         self._nodes = nodes
         self._addresses = shared.addresses
         self._keys: Table[str, OwnKey] = Table("shared-address-keys", key=lambda row: row.key)
-        self._of: dict[int, list[str]] = {}
-        """The keys of each endpoint."""
+        self._keys_by_endpoint: dict[int, list[str]] = {}
+        """The keys of each endpoint, by its id."""
         if not store.enabled:
             return
         self._first = self._keys.initializer("endpoints")
@@ -220,20 +209,20 @@ class SharedKeys:
             *(store, self._keys, "ip/v1"),
             jobs=jobs,
             tables=tables,
-            left=self._left,
+            previous=self._keys_in_store,
             after=[shared.addresses],
         )
         jobs.observe("endpoints", endpoints.changes, self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
-        jobs.observe("this node", self._own_row, self._follow_node)
-        jobs.observe("addresses in the store", shared.addresses.changes, self._look_at_addresses)
-        jobs.observe("nodes in the store", shared.nodes.changes, self._look_at_nodes)
+        jobs.observe("this node", self._own_node_changes, self._follow_node)
+        jobs.observe("addresses in the store", shared.addresses.changes, self._restore_deleted_addresses)
+        jobs.observe("nodes in the store", shared.nodes.changes, self._restore_deleted_node)
 
     @property
-    def _own(self) -> ClusterNode | None:
+    def _own_node(self) -> ClusterNode | None:
         return self._nodes.get(f"{self._agent.cluster_name}/{self._agent.node_name}")
 
-    async def _own_row(self) -> AsyncIterator[None]:
+    async def _own_node_changes(self) -> AsyncIterator[None]:
         name = f"{self._agent.cluster_name}/{self._agent.node_name}"
         seen = self._nodes.get(name)
         while True:
@@ -242,29 +231,31 @@ class SharedKeys:
             seen = await self._nodes.wait_changed(name, seen)
 
     async def _follow_node(self, _: None) -> None:
-        self._report(one.id for one in self._endpoints.all())
+        self._update_keys(one.id for one in self._endpoints.all())
         self._first.done()
 
     async def _follow(self, changes: Sequence[Change[int, Endpoint]]) -> None:
-        self._report(change.key for change in changes)
+        self._update_keys(change.key for change in changes)
 
     async def _follow_pods(self, changes: Sequence[Change[tuple[str, str], Pod]]) -> None:
         changed: set[Any] = {change.key for change in changes}
-        self._report(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
+        self._update_keys(
+            one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed
+        )
 
-    def _report(self, numbers: Iterable[int]) -> None:
-        node = self._own
+    def _update_keys(self, numbers: Iterable[int]) -> None:
+        node = self._own_node
         if node is None:
             return
         with self._keys.txn() as rows:
             for number in numbers:
                 keys = self._keys_of(self._endpoints.get(number), node)
-                for key in set(self._of.pop(number, ())) - {row.key for row in keys}:
+                for key in set(self._keys_by_endpoint.pop(number, ())) - {row.key for row in keys}:
                     rows.delete(key)
                 for row in keys:
                     rows.put(row)
                 if keys:
-                    self._of[number] = [row.key for row in keys]
+                    self._keys_by_endpoint[number] = [row.key for row in keys]
 
     def _keys_of(self, endpoint: Endpoint | None, node: ClusterNode) -> list[OwnKey]:
         if endpoint is None or not endpoint.identity:
@@ -278,42 +269,40 @@ class SharedKeys:
         ports.sort(key=lambda port: (port.name, port.port))
         return list(address_keys(endpoint, node.name, host, ports, node.endpoint_key))
 
-    def _left(self) -> dict[str, str]:
-        """Keys of this node in the store: an earlier agent's of deleted pods."""
-        node = self._own
+    def _keys_in_store(self) -> dict[str, str]:
+        """Return the keys in the store with this node's address: a previous agent wrote them."""
+        node = self._own_node
         own = {str(each.ip) for each in node.addresses} if node is not None else set()
         return {f"{IPS}{row.address}": row.value for row in self._addresses.all() if row.node in own}
 
-    # What others do to them
+    # Keys that other clients changed
 
-    async def _look_at_addresses(self, changes: Sequence[Change[str, SharedAddress]]) -> None:
-        """Deleted keys are written again at once.
+    async def _restore_deleted_addresses(self, changes: Sequence[Change[str, SharedAddress]]) -> None:
+        """Compare at once if a key of this node was deleted.
 
-        Overwritten ones are left to the periodic comparison: two nodes that claim one address would overwrite
-        each other's key as fast as they can.
+        Overwritten keys wait for the periodic comparison: two nodes that claim one address would otherwise
+        overwrite each other's key continuously.
         """
         if any(change.row is None and f"{IPS}{change.key}" in self._keys for change in changes):
             self._address_keys.trigger()
 
-    async def _look_at_nodes(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
-        node = self._own
+    async def _restore_deleted_node(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
+        node = self._own_node
         removed = {change.key for change in changes if change.row is None}
         if node is not None and node.full_name in removed:
             self._node_keys.trigger()
 
 
 def shared_nodes(shared: SharedTables) -> SharedNodes:
-    """Nodes from the store."""
+    """Provide the nodes of the kvstore for the table ``nodes``."""
     return shared.nodes
 
 
 cell = group(
-    module(
-        "shared-tables", "What other nodes have written to the store", provide(SharedTables, shared_nodes)
-    ),
+    module("shared-tables", "Nodes and pod addresses in the kvstore", provide(SharedTables, shared_nodes)),
     module(
         "shared",
-        "This node in the store, and addresses of others' pods from it",
+        "This node's keys in the kvstore, and claims of other nodes' pods",
         provide(SharedKeys, SharedClaims),
         invoke(SharedKeys, SharedClaims),
     ),

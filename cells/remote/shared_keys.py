@@ -1,19 +1,20 @@
-"""Addresses of pods in the store: the contents of a key, and the key of an endpoint.
+"""The kvstore's JSON values of pod addresses and nodes.
 
-Source: Cilium 1.17, IPIdentityPair as JSON, below ip/v1/default/: an address, or a prefix, is the key.
+Source: Cilium 1.17, IPIdentityPair below ip/v1/default/: the key is an address or a prefix. And
+       pkg/node/types.Node below nodes/v1/, where a network is Go's net.IPNet, with its mask in base64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source, tunnel_endpoint_of
 from cells.cluster.nodes.node import ClusterNode, NodeIP
 from cells.cluster.nodes.parse import parse_ip
 from cells.endpoint import Endpoint
@@ -35,7 +36,7 @@ __all__ = [
 
 
 class SharedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
-    """A port of a pod, by name."""
+    """A named port of a pod."""
 
     name: str = ""
     port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
@@ -64,13 +65,13 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
     """A row of the table ``shared-addresses``: an address of a pod, as its node publishes it."""
 
     address: str
-    """The key: an address, or a prefix."""
+    """The table's key: an address or a prefix."""
     prefix: Prefix
     identity: int
     node: str
     """The address of its node; empty if unknown."""
     value: str
-    """The whole, as it was read."""
+    """The undecoded value."""
     encrypt_key: int = 0
     namespace: str = ""
     pod: str = ""
@@ -78,18 +79,18 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def resource(self) -> str:
-        """The owner of the claim in the ipcache."""
+        """The resource of the claim in the ipcache."""
         return f"kvstore//{self.address}"
 
     @property
     def claim(self) -> IpcacheEntry:
-        """It, by way of its node."""
+        """The claim in the ipcache, with the node as tunnel endpoint."""
         return IpcacheEntry(
             prefix=self.prefix,
             identity=self.identity,
             source=Source.KVSTORE,
             resource=self.resource,
-            tunnel_endpoint=_tunnel_endpoint(self.node),
+            tunnel_endpoint=tunnel_endpoint_of(self.node),
             encrypt_key=self.encrypt_key,
         )
 
@@ -99,7 +100,10 @@ _DECODE_ADDRESS = msgspec.json.Decoder(IPIdentityPair)
 
 
 def read_address(key: str, value: bytes) -> SharedAddress | None:
-    """The parsed key; None if it has no address or no identity, or the address of another key."""
+    """Parse an address and its value.
+
+    Returns None if the value is invalid, has no identity, or is that of another address.
+    """
     try:
         text = value.decode()
         decoded = _DECODE_ADDRESS.decode(text)
@@ -123,14 +127,13 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
 
 
 def _network_of(pair: IPIdentityPair) -> IPNetwork | None:
-    """Raises ValueError."""
     return Network(pair.ip, pair.mask).network if pair.mask else ip_network(pair.ip)
 
 
 def address_keys(
     endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[SharedPort], key: int
 ) -> Iterator[OwnKey]:
-    """The keys of an endpoint with a known identity, one for each address."""
+    """Yield a key for each address of an endpoint that has an identity."""
     for ip in endpoint.addresses:
         pair = IPIdentityPair(
             ip=str(ip),
@@ -145,33 +148,23 @@ def address_keys(
         yield OwnKey(f"{IPS}{ip}", _ENCODE_ADDRESS.encode(pair).decode())
 
 
-def _tunnel_endpoint(node: str) -> IPv4Address:
-    try:
-        ip = ip_address(node)
-    except ValueError:
-        return IPv4Address(0)
-    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)
-
-
-# Nodes in the store: this one's key, and the contents of the others'.
-#
-# Source: Cilium 1.17, pkg/node/types.Node as JSON: a network is Go's net.IPNet, its mask bytes as base64.
+# Nodes.
 
 
 class Network(msgspec.Struct, frozen=True):
-    """Go's net.IPNet."""
+    """A network as Go's net.IPNet."""
 
     ip: str = msgspec.field(name="IP", default="")
     mask: bytes = msgspec.field(name="Mask", default=b"")
 
     @classmethod
     def of(cls, network: IPNetwork) -> Network:
-        """A network as Go has it."""
+        """Convert a network."""
         return cls(str(network.network_address), network.netmask.packed)
 
     @property
     def network(self) -> IPNetwork | None:
-        """The network; None for what is none."""
+        """The network; None if address or mask is invalid."""
         bits = "".join(f"{byte:08b}" for byte in self.mask)
         if "01" in bits:
             return None
@@ -183,14 +176,14 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class SharedNodeAddress(msgspec.Struct, frozen=True):
-    """An address of a node."""
+    """An address of a node, with its type."""
 
     type: str = msgspec.field(name="Type", default="")
     ip: str = msgspec.field(name="IP", default="")
 
 
 class WireNode(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=False):
-    """A node's value."""
+    """The value of a node."""
 
     name: str = ""
     cluster: str = ""
@@ -218,11 +211,11 @@ _DECODE_NODE = msgspec.json.Decoder(WireNode)
 
 
 def node_key(node: ClusterNode, cluster_id: int) -> OwnKey:
-    """This node's key, with the id of its cluster."""
-    return OwnKey(f"{NODES}{node.full_name}", _ENCODE_NODE.encode(_wire(node, cluster_id)).decode())
+    """Return the key of this node."""
+    return OwnKey(f"{NODES}{node.full_name}", _ENCODE_NODE.encode(_wire_node(node, cluster_id)).decode())
 
 
-def _wire(node: ClusterNode, cluster_id: int) -> WireNode:
+def _wire_node(node: ClusterNode, cluster_id: int) -> WireNode:
     ipv4, ipv6 = node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
     return WireNode(
         name=node.name,
@@ -233,10 +226,10 @@ def _wire(node: ClusterNode, cluster_id: int) -> WireNode:
         ipv4_more=[Network.of(each) for each in ipv4[1:]] or None,
         ipv6_alloc_cidr=Network.of(ipv6[0]) if ipv6 else None,
         ipv6_more=[Network.of(each) for each in ipv6[1:]] or None,
-        ipv4_health=_of(node.health, Family.IPV4),
-        ipv6_health=_of(node.health, Family.IPV6),
-        ipv4_ingress=_of(node.ingress, Family.IPV4),
-        ipv6_ingress=_of(node.ingress, Family.IPV6),
+        ipv4_health=_first_of_family(node.health, Family.IPV4),
+        ipv6_health=_first_of_family(node.health, Family.IPV6),
+        ipv4_ingress=_first_of_family(node.ingress, Family.IPV4),
+        ipv6_ingress=_first_of_family(node.ingress, Family.IPV6),
         encryption_key=node.encryption_key,
         labels=dict(node.labels) or None,
         annotations=dict(node.annotations) or None,
@@ -246,12 +239,15 @@ def _wire(node: ClusterNode, cluster_id: int) -> WireNode:
     )
 
 
-def _of(addresses: Iterable[IPAddress], family: Family) -> str:
+def _first_of_family(addresses: Iterable[IPAddress], family: Family) -> str:
     return next((str(ip) for ip in addresses if Family.of(ip) is family), "")
 
 
 def read_node(key: str, value: bytes) -> ClusterNode | None:
-    """The node of a key, ``cluster/name``; None for an invalid one, or another one than in the key."""
+    """Parse the value of the key ``cluster/name``.
+
+    Returns None if the value is invalid or has another cluster or name.
+    """
     try:
         decoded = _DECODE_NODE.decode(value)
     except (ValueError, RecursionError):
@@ -262,7 +258,7 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
 
 
 def node_of(decoded: WireNode, source: Source) -> ClusterNode:
-    """The node of a value."""
+    """Convert a parsed value to a row."""
     return ClusterNode(
         cluster=decoded.cluster,
         name=decoded.name,

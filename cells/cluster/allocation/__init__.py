@@ -1,9 +1,9 @@
-"""Identities that all nodes of a cluster agree upon: by keys of the kvstore, or CiliumIdentity objects.
+"""Global identities: numbers that all nodes agree on, through the kvstore or CiliumIdentity objects.
 
-Source and writer: keys or objects fill the table ``identities``; labels that have none get one.
-
-Why: a number means the same on every node, so only one place can give it. While that is away endpoints go on
-     with what they have, and labels without a number wait.
+In:   keys of the kvstore or CiliumIdentities; label sets that need a number.
+Out:  rows of the table ``identities``; new keys or objects; keys or objects in use that are missing.
+Why:  a number must have the same labels on every node. While etcd or the API server is unreachable, endpoints
+      keep their identities, and label sets without a number wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from cells.base.addresses import Family
 from cells.base.metrics import Collector, features
-from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, AllocationSettings
+from cells.cluster.allocation.global_allocator import AllocationMode, AllocationSettings, GlobalAllocator
 from cells.cluster.allocation.keys import KVStoreAllocator, KVStoreIdentityWatch, SharedIdentities, used_keys
 from cells.cluster.allocation.objects import CiliumIdentityAllocator, CiliumIdentityWatch
 from cells.cluster.identity.identities import ClusterAllocator, Identities, NodeAllocator
@@ -47,17 +47,19 @@ from lifecycle import (
 __all__ = ["cell"]
 
 
-# Writes identities in use here to the other store as well: the doublewrite modes.
+# The doublewrite modes.
 #
-# Controller: ``identities-in-use`` in; writes what the store that is not read lacks of them.
-# Source:     Cilium 1.17, identity-allocation-mode=doublewrite-readkvstore and doublewrite-readcrd. Unlike
-#             there, pods wait for nothing but the store that is read.
-# Why:        a cluster changes from one to the other while its pods run: all agents write both, then all read
-#             the other one.
+# Source: Cilium 1.17, identity-allocation-mode=doublewrite-readkvstore and doublewrite-readcrd. Unlike in
+#         Cilium, pods do not wait for the store that is only written.
+# Why:    a cluster migrates from one store to the other while its pods run: first all agents write both, then
+#         all read the other one.
 
 
 class IdentityMirror:
-    """Compares when either side changes, and every kvstore-periodic-sync."""
+    """Writes identities in use on this node to the second store, in the doublewrite modes.
+
+    It compares when either store changes, and every kvstore-periodic-sync.
+    """
 
     def __init__(
         self,
@@ -77,39 +79,41 @@ class IdentityMirror:
         self._health = health.child("mirror")
         if not mode.writes_both:
             return
-        self._other: AgreedNumbers = objects if mode.reads_keys else keys
-        self._there: ReadTable[Any, Any] = objects.table if mode.reads_keys else shared.table
+        self._other: GlobalAllocator = objects if mode.reads_keys else keys
+        self._other_table: ReadTable[Any, Any] = objects.table if mode.reads_keys else shared.table
         self._name = "CiliumIdentity objects" if mode.reads_keys else "the kvstore"
         if mode.reads_keys:
-            keys.agree_with(objects)
+            keys.avoid_conflicts_with(objects)
         else:
-            objects.agree_with(keys)
+            objects.avoid_conflicts_with(keys)
             shared.follow(store, jobs)
             used: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
             keep_keys(store, used, "identities/v1", jobs=jobs, tables=tables)
-        self._timer = jobs.timer("compare both", self._compare, store.settings.kvstore_periodic_sync)
+        self._timer = jobs.timer(
+            "compare identity stores", self._compare, store.settings.kvstore_periodic_sync
+        )
         self._timer.trigger()
-        jobs.observe("compare both when the store returns", store.returns, self._look)
-        jobs.observe("watch identities in use", identities.used.changes, self._look)
-        jobs.observe("watch the labels of identities", identities.table.changes, self._look)
-        jobs.observe("watch the second identity store", self._there.changes, self._look)
+        jobs.observe("compare identity stores after a kvstore resync", store.resyncs, self._changed)
+        jobs.observe("watch identities in use", identities.used.changes, self._changed)
+        jobs.observe("watch the labels of identities", identities.table.changes, self._changed)
+        jobs.observe("watch the second identity store", self._other_table.changes, self._changed)
 
-    async def _look(self, _: object) -> None:
+    async def _changed(self, _: object) -> None:
         self._timer.trigger()
 
     async def _compare(self) -> None:
-        """Write what is missing there. Raises HiveError."""
-        await self._there.wait_initialized()
-        other = 0
+        """Write the identities that the second store lacks. Raises HiveError."""
+        await self._other_table.wait_initialized()
+        conflicts = 0
         for number, labels in self._identities.in_use().items():
             if not self._identities.stands_for(number, labels):
                 continue
             if self._other.labels_of(number) in (None, labels):
-                await self._other.keep(number, labels)
+                await self._other.ensure(number, labels)
             else:
-                other += 1
-        if other:
-            self._health.degraded(f"{other} identities in use here have other labels in {self._name}")
+                conflicts += 1
+        if conflicts:
+            self._health.degraded(f"{conflicts} identities in use here have other labels in {self._name}")
         else:
             self._health.ok(f"identities in use here are in {self._name}, too")
 
@@ -122,7 +126,7 @@ def identity_objects(
     health: Health,
     log: Logger,
 ) -> CiliumIdentityAllocator:
-    """Numbers by objects; used where there is an API server."""
+    """Provide the allocator over CiliumIdentities; used with an API server."""
     return CiliumIdentityAllocator(
         api,
         table,
@@ -142,7 +146,7 @@ def identity_keys(
     health: Health,
     log: Logger,
 ) -> KVStoreAllocator:
-    """Numbers by keys; used where there is a kvstore."""
+    """Provide the allocator over the kvstore; used with a kvstore."""
 
     def node() -> str:
         own = sorted((row.ip for row in addresses.all()), key=lambda ip: ip.version)
@@ -155,7 +159,7 @@ def identity_keys(
 
 
 def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log: Logger) -> AllocationMode:
-    """How nodes agree: without a kvstore by objects."""
+    """Provide the allocation mode: crd without a kvstore."""
     wanted = settings.identity_allocation_mode
 
     async def report() -> None:
@@ -176,7 +180,7 @@ def cluster_allocator(
     agent: AgentConfig,
     lifecycle: Lifecycle,
 ) -> ClusterAllocator:
-    """The allocator that agrees with the other nodes; this node alone with neither kvstore nor API server."""
+    """Provide the allocator for the mode; without kvstore and API server this node allocates alone."""
 
     async def check() -> None:
         raise UsageError(
@@ -211,7 +215,7 @@ cell = group(
     ),
     module(
         "identity-watch",
-        "Identities that other nodes have",
+        "Global identities in the table identities",
         provide(CiliumIdentityWatch),
         provide_private(KVStoreIdentityWatch, IdentityMirror),
         invoke(CiliumIdentityWatch, KVStoreIdentityWatch, IdentityMirror),

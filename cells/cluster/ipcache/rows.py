@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from enum import StrEnum
-from ipaddress import IPv4Address, ip_network
+from functools import lru_cache
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Final
 
 import msgspec
@@ -23,7 +24,16 @@ from cells.maps.map import Map
 from cells.maps.records.cluster import IpcacheValue, ipcache_key, ipcache_prefix
 from cells.maps.target import Codec, MapTarget, record
 
-__all__ = ["OF_CLUSTER", "IpcacheEntry", "IpcacheTarget", "Prefix", "Source", "ipcache_target", "prefix_of"]
+__all__ = [
+    "OF_CLUSTER",
+    "IpcacheEntry",
+    "IpcacheTarget",
+    "Prefix",
+    "Source",
+    "ipcache_target",
+    "prefix_of",
+    "tunnel_endpoint_of",
+]
 
 
 # Claims about a prefix, and which of several takes precedence.
@@ -125,6 +135,16 @@ IpcacheTarget = MapTarget[Prefix, IpcacheEntry, IpcacheValue]
 def prefix_of(address: IPAddress) -> Prefix:
     """The prefix of a single address."""
     return f"{address}/{address.max_prefixlen}"
+
+
+@lru_cache(maxsize=8192)
+def tunnel_endpoint_of(node: str) -> IPv4Address:
+    """Return the tunnel endpoint for a node's address; 0.0.0.0 unless it is IPv4."""
+    try:
+        ip = ip_address(node)
+    except ValueError:
+        return IPv4Address(0)
+    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)
 
 
 def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:

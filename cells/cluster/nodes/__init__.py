@@ -1,9 +1,10 @@
-"""The nodes of the cluster, from their objects and other sources.
+"""The table ``nodes``: the nodes of the cluster from Node, CiliumNode, the kvstore and the cluster mesh.
 
-Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``nodes`` out. The kvstore has
-        precedence over a CiliumNode, and that over a Node; the Node confirms claims of a CiliumNode, and both
-        confirm claims in the kvstore. This node's row has what its agent has found and chosen, which it
-        writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
+In:   rows of Node, CiliumNode, SharedNodes and MeshNodes; this node's own state.
+Out:  the table ``nodes``; this node's CiliumNode and, with annotate-k8s-node, annotations of its Node.
+
+The kvstore has precedence over a CiliumNode, and that over a Node. Claims of a CiliumNode must be confirmed
+by the Node, and claims in the kvstore by both.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from lifecycle.tables import LPM
 __all__ = ["MeshNodes", "SharedNodes", "cell"]
 
 
-# Nodes and what became of them, as Cilium's metrics.
+# Metrics.
 #
 # Source: Cilium 1.17, cilium_nodes_all_num and cilium_nodes_all_events_received_total.
 
@@ -69,7 +70,7 @@ class NodeCounts:
     def __init__(self, nodes: ReadTable[str, ClusterNode], *, jobs: Jobs) -> None:
         self._nodes = nodes
         self.events: Counter[tuple[str, str]] = Counter()
-        """(event, source) -> number."""
+        """Number of events by (event, source)."""
         jobs.observe("events", nodes.changes, self._follow)
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class NodeCounts:
 
 
 def node_metrics(counts: NodeCounts) -> Member[Collector]:
-    """Number of nodes and of events."""
+    """Contribute the numbers of nodes and of events."""
 
     async def collect() -> Iterable[MetricFamily]:
         return [
@@ -102,18 +103,18 @@ def node_metrics(counts: NodeCounts) -> Member[Collector]:
 
 
 SharedNodes = Annotated[ReadTable[str, ClusterNode], Named("shared")]
-"""Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
+"""Nodes of the kvstore, by ``cluster/name``; they have precedence over objects."""
 
 MeshNodes = Annotated[ReadTable[str, ClusterNode], Named("clustermesh")]
-"""Nodes of remote clusters, by ``cluster/name``. It is initialized once all clusters have listed theirs."""
+"""Nodes of remote clusters, by ``cluster/name``; initialized once all clusters have listed theirs."""
 
 
 OtherNodes = Annotated[ReadTable[str, ClusterNode], Named("other")]
-"""Both of them."""
+"""The nodes of both tables."""
 
 
 def other_nodes(shared: SharedNodes | None, mesh: MeshNodes | None, agent: AgentConfig) -> OtherNodes:
-    """Nodes that are not objects of the own API server."""
+    """Provide the nodes that are not objects of the own API server."""
     if mesh is None or not agent.cluster_id:
         return shared if shared is not None else Table("other-nodes", key=lambda node: node.full_name)
     if shared is None:
@@ -122,7 +123,7 @@ def other_nodes(shared: SharedNodes | None, mesh: MeshNodes | None, agent: Agent
 
 
 def reader(agent: AgentConfig, ipam: PodAddressing, settings: NodeSettings) -> NodeReader:
-    """The parser of node objects."""
+    """Provide the parser of node objects."""
     return NodeReader(agent.cluster_name, ipam.mode, settings)
 
 
@@ -136,7 +137,7 @@ def node_table(
     agent: AgentConfig,
     tables: Tables,
 ) -> ReadTable[str, ClusterNode]:
-    """The table ``nodes``, by ``cluster/name``: nodes of all sources, without claims that are refused."""
+    """Provide the table ``nodes``, by ``cluster/name``: nodes of all sources, without refused claims."""
     parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
@@ -162,7 +163,7 @@ def _own_first(parsed: ClusterNode | None, own: ClusterNode | None) -> ClusterNo
 def internal_ips(
     nodes: Table[tuple[str, str], Node], agent: AgentConfig, read: NodeReader
 ) -> ReadTable[Family, InternalIP]:
-    """The first InternalIP of each family in this node's Node object."""
+    """Provide the first InternalIP of each family in this node's Node object."""
     own = nodes.filter(lambda node: node.name == agent.node_name, name="own-node")
     return own.flat_map(
         lambda node: _internal(read.parse(node)), key=lambda row: row.family, name="own-internal-ips"

@@ -1,7 +1,9 @@
-"""Which addresses and ranges nodes may have: none of this node, of other nodes, or reserved ones.
+"""Validates the addresses and ranges that nodes claim, before any user of the table ``nodes`` sees them.
 
-Why:    routes, the tunnel and the ipcache follow CiliumNodes. A wrong or hostile one could take over this
-        node's default route, its own network, or other nodes' pods. All claims of nodes pass this module.
+A node must not claim reserved addresses, or addresses and ranges of this node or of an older node.
+
+Why: routes, the tunnel and the ipcache follow CiliumNodes. A wrong or hostile one could take over this node's
+     default route or networks, or other nodes' pods.
 """
 
 from __future__ import annotations
@@ -69,10 +71,10 @@ def _routed_from_range(node: ClusterNode, family: Family) -> bool:
 
 
 def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
-    """The rows by ``cluster/name``, without refused claims; ``refused`` has those with reasons.
+    """Return the rows by ``cluster/name`` without refused claims; ``refused`` has those with reasons.
 
-    ``name`` is this node, which loses nothing: its ``unannounced`` has ranges that routers must not send
-    here. If other nodes claim the same address or overlapping ranges, the one with the oldest object gets it.
+    ``name`` is this node: none of its claims is refused, but its ``unannounced`` has the ranges that routers
+    must not send here. Of nodes with the same address or overlapping ranges, the oldest object wins.
     """
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
@@ -88,12 +90,14 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
     overlapping = set(_overlapping(checked))
     if overlapping:
         taken: list[tuple[IPNetwork, str]] = []
-        first = [_first_come(node, taken) if node.full_name in overlapping else node for node in checked]
+        first = [
+            _without_overlaps(node, taken) if node.full_name in overlapping else node for node in checked
+        ]
     else:
         first = checked
     ranges = _Ranges(first)
     found = {
-        node.full_name: node if node.full_name == name else _without_strays(node, own, owner, ranges)
+        node.full_name: node if node.full_name == name else _check_router_and_health(node, own, owner, ranges)
         for node in first
     }
     if (local := found.get(name)) is not None:
@@ -107,7 +111,7 @@ def _age(node: ClusterNode) -> tuple[str, str]:
 
 
 def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[ClusterNode]) -> ClusterNode:
-    """This node, with the ranges that it must not announce: those that overlap other networks."""
+    """Return this node with its ``unannounced`` ranges: those that overlap other networks."""
     addresses = frozenset(each.ip for each in local.addresses if each.type != CILIUM_INTERNAL_IP)
     connected = own_networks(devices, None).connected
     own = OwnNetworks(addresses, tuple(one for one in connected if any(ip in one for ip in addresses)))
@@ -129,12 +133,14 @@ def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[Cl
 def _checked(
     node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], reasons: Mapping[IPNetwork, str]
 ) -> ClusterNode:
-    """A node without claims that no other node may have. ``owner`` receives its addresses."""
+    """Return a node without claims that are invalid by themselves or held by this node; add its addresses to
+    ``owner``.
+    """
     refused: list[str] = []
     addresses: list[NodeIP] = []
     for each in node.addresses:
-        reason = _wrong_address(each.ip, own) or _taken(each.ip, node, owner)
-        if each.type == CILIUM_INTERNAL_IP:  # once ranges and addresses of all nodes are settled
+        reason = _wrong_address(each.ip, own) or _held_by_other(each.ip, node, owner)
+        if each.type == CILIUM_INTERNAL_IP:  # checked after the ranges and addresses of all nodes
             addresses.append(each)
         elif reason:
             refused.append(f"address {each.ip} {reason}")
@@ -156,6 +162,7 @@ def _without(
     addresses: Iterable[NodeIP],
     ranges: Mapping[int, Iterable[IPNetwork]],
 ) -> ClusterNode:
+    """Return the node with these addresses and ranges only."""
     return msgspec.structs.replace(
         node,
         addresses=tuple(addresses),
@@ -171,13 +178,13 @@ def _wrong_address(ip: IPAddress, own: OwnNetworks) -> str:
     return "is this node's own" if ip in own.addresses else ""
 
 
-def _taken(ip: IPAddress, node: ClusterNode, owner: Mapping[IPAddress, str]) -> str:
+def _held_by_other(ip: IPAddress, node: ClusterNode, owner: Mapping[IPAddress, str]) -> str:
     held = owner.get(ip)
     return f"is that of {held}" if held is not None and held != node.full_name else ""
 
 
 def impossible_range(cidr: IPNetwork) -> str:
-    """Why a range cannot be one of pods; empty if it can."""
+    """Return why a range cannot be one of pods; empty if it can."""
     if not cidr.prefixlen:
         return "is every address"
     if any(_overlap(cidr, each) for each in _SPECIAL):
@@ -186,7 +193,7 @@ def impossible_range(cidr: IPNetwork) -> str:
 
 
 class _RangeReasons(dict[IPNetwork, str]):
-    """Why a range cannot be one of another node's pods, by range; empty if it can.
+    """Caches why a range cannot be one of another node's pods; empty if it can.
 
     Each change of a node looks up the ranges of all nodes.
     """
@@ -203,7 +210,7 @@ class _RangeReasons(dict[IPNetwork, str]):
 
 
 range_reasons = lru_cache(maxsize=4)(_RangeReasons)
-"""Why ranges overlap networks of this node."""
+"""Reasons why ranges conflict with this node's networks; cached by the networks."""
 
 
 def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
@@ -218,11 +225,11 @@ def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
 
 
 class _Ranges:
-    """The node of an address of a pod; ranges of nodes do not overlap."""
+    """An index of pod ranges by address; ranges of nodes do not overlap."""
 
     def __init__(self, nodes: Iterable[ClusterNode]) -> None:
         self._by_length: dict[tuple[int, int], dict[int, str]] = {}
-        """(family, shifted out bits) -> network -> node."""
+        """Nodes by (IP version, number of host bits) and network number."""
         for node in nodes:
             for cidr in node.all_cidrs():
                 shift = cidr.max_prefixlen - cidr.prefixlen
@@ -241,17 +248,17 @@ class _Ranges:
         )
 
 
-def _without_strays(
+def _check_router_and_health(
     node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], ranges: _Ranges
 ) -> ClusterNode:
-    """A node without impossible addresses of router, health and ingress, which are in their node's ranges.
+    """Refuse addresses of router, health and ingress outside of the node's own ranges.
 
-    If this node's own router is outside of its ranges (local-router-ipv4), routers of others may be, too.
+    If this node's own router is outside of its ranges (local-router-ipv4), those of others may be, too.
     """
     refused: list[str] = []
 
     def wrong(what: str, ip: IPAddress, *, anywhere: bool = False) -> bool:
-        reason = _wrong_address(ip, own) or _taken(ip, node, owner)
+        reason = _wrong_address(ip, own) or _held_by_other(ip, node, owner)
         holder = ranges.node_of(ip)
         if not reason and holder != node.full_name and not (anywhere and holder is None):
             reason = f"is in a range of {holder}" if holder is not None else "is in no range of its pods"
@@ -287,7 +294,7 @@ def _overlap(one: IPNetwork, other: IPNetwork) -> bool:
 
 
 def _overlapping(nodes: Iterable[ClusterNode]) -> Iterator[str]:
-    """Nodes with ranges that overlap another node's; among sorted ranges, neighbours overlap first."""
+    """Yield the nodes with ranges that overlap another node's."""
     rows = sorted(
         (cidr.version, int(cidr.network_address), cidr.prefixlen, int(cidr.broadcast_address), node.full_name)
         for node in nodes
@@ -303,8 +310,8 @@ def _overlapping(nodes: Iterable[ClusterNode]) -> Iterator[str]:
         open_.append((version, end, name))
 
 
-def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> ClusterNode:
-    """A node without ranges that overlap ``taken`` ranges of earlier nodes; adds its ranges to them."""
+def _without_overlaps(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> ClusterNode:
+    """Refuse ranges that overlap ``taken`` ranges of earlier nodes; add all others to ``taken``."""
     refused: list[str] = []
     ranges: dict[int, list[IPNetwork]] = {4: [], 6: []}
     for cidr in node.all_cidrs():
@@ -318,11 +325,13 @@ def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> Cluste
 
 
 CLAIMS: Final = "claims"
-"""The index of the table of claims for NodeGrants."""
+"""The index of claims that NodeGrants uses."""
 
 
 def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
-    """Addresses and ranges that a node claims, except 0.0.0.0/0 and ::/0, which are never granted."""
+    """Yield the addresses and ranges that a node claims, without 0.0.0.0/0 and ::/0, which are always
+    refused.
+    """
     yield from (each.ip for each in node.addresses)
     yield from node.health
     yield from node.ingress
@@ -330,24 +339,24 @@ def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
 
 
 class NodeGrants:
-    """Computes what :func:`guarded` returns for all nodes, but only for nodes with changed claims.
+    """Computes guarded() incrementally: only for nodes affected by changed claims.
 
-    The grants of a node depend on this node; on nodes with claims that conflict with its own (the same
-    address, an address in a range, overlapping ranges); on nodes with claims that conflict with theirs, and
-    so on. In a healthy cluster, no claims conflict.
+    The result for a node depends on this node; on nodes with conflicting claims (the same address, an address
+    in a range, overlapping ranges); on nodes with claims that conflict with theirs, and so on. A healthy
+    cluster has no conflicts.
     """
 
     def __init__(self, claimed: ReadTable[str, ClusterNode], name: Callable[[], str]) -> None:
-        """``claimed`` has an index CLAIMS; ``name`` returns that of this node."""
+        """``claimed`` has the index CLAIMS; ``name`` returns the name of this node."""
         self._claimed = claimed
         self._name = name
         self._rows: dict[str, ClusterNode] = {}
-        """The claims of the last computation."""
+        """The claims at the last computation."""
         self._this: tuple[ClusterNode | None, OwnNetworks, OwnNetworks] | None = None
-        """This node and its networks at that time."""
+        """This node and its networks at the last computation."""
 
     def table(self, devices: ReadTable[int, Device] | None) -> ReadTable[str, ClusterNode]:
-        """The table ``nodes``."""
+        """Return the table ``nodes``."""
         sources = (self._claimed, devices) if devices is not None else (self._claimed,)
         return Incremental("nodes", self._plan, *sources, indexes={"address": _addresses})
 
@@ -360,7 +369,7 @@ class NodeGrants:
         local = rows[name][0] if name in rows else None
         own = own_networks(found, local)
         this = (local, own, own_networks(found, None))
-        names = {*changed, *rows} if this != self._this else self._concerned(changed, own, name)
+        names = {*changed, *rows} if this != self._this else self._affected(changed, own, name)
         granted = guarded([rows[one][0] for one in {*names, name} if one in rows], found, name)
 
         def remember() -> None:
@@ -373,8 +382,8 @@ class NodeGrants:
 
         return {one: granted.get(one) for one in names}, remember
 
-    def _concerned(self, changed: Iterable[str], own: OwnNetworks, name: str) -> set[str]:
-        """Changed nodes, and nodes with claims that conflict with their present or previous ones."""
+    def _affected(self, changed: Iterable[str], own: OwnNetworks, name: str) -> set[str]:
+        """Return changed nodes, and nodes with claims that conflict with their new or previous ones."""
         index, reasons = self._claimed.lpm(CLAIMS), range_reasons(own)
         found = set(changed)
         rest = [self._rows[key] for key in found if key in self._rows] + self._present(found)
@@ -382,7 +391,7 @@ class NodeGrants:
             node = rest.pop()
             for claim in claims_of(node):
                 if isinstance(claim, IPNetwork) and node.full_name != name and reasons[claim]:
-                    met = self._present([name])  # it is refused in any case; this node may not announce it
+                    met = self._present([name])  # always refused; but this node must not announce it
                 else:
                     met = [*index.covering(claim), *index.within(claim)]
                 new = {row.full_name: row for row in met if row.full_name not in found}
@@ -401,7 +410,7 @@ def _addresses(node: ClusterNode) -> tuple[object, ...]:
 def claim_events(
     nodes: ReadTable[str, ClusterNode], objects: Table[tuple[str, str], CiliumNode]
 ) -> Member[EventSource]:
-    """Events about claims of a CiliumNode that are refused; each node reports conflicts with itself."""
+    """Contribute events about refused claims of CiliumNodes; each node reports conflicts with itself."""
 
     def drafts(row: ClusterNode) -> Iterator[EventDraft]:
         for text in row.refused:

@@ -1,7 +1,8 @@
-"""Waits until Kubernetes has assigned this node its pod ranges.
+"""Waits at start until Kubernetes or the operator has assigned this node its pod ranges.
 
-Source: Table[tuple[str, str], Node], or Table[tuple[str, str], CiliumNode] if the operator assigns them.
-Source of the rules: Cilium 1.17, WaitForNodeInformation.
+In:   this node's Node, or its CiliumNode if the operator assigns ranges.
+Out:  AssignedPodCIDRs and AssignedPools for IPAM.
+Source: Cilium 1.17, WaitForNodeInformation.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from cells.node.ipam.pools import PoolState
 from cells.node.ipam.settings import PodAddressing, saved_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, UsageError
 
-PATIENCE: Final = 10.0
-"""Seconds to wait for an object that nothing depends on, if a server is slow."""
+LIST_TIMEOUT: Final = 10.0
+"""Seconds to wait for an object that is not required, if the API server is slow."""
 
 
 class NodeInformation:
-    """This node's facts from its sources. Users start once these are known, or not required.
+    """The ranges and pools assigned to this node; IPAM starts once they are known or not required.
 
     The wait is unlimited if a range is required: pods must not get addresses of a made-up range. A restarted
     agent continues with its previous range, and follows later changes.
@@ -77,12 +78,12 @@ class NodeInformation:
         lifecycle.append(Hook("wait for node information", self._wait, start_timeout=math.inf))
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
-        """The assigned ranges of enabled families; the primary one first."""
+        """Return the assigned ranges of enabled families, the primary one first."""
         parsed = self._parse(self._table.get(self._own))
         return {family: tuple(parsed.cidrs[family]) for family in self._enabled if parsed.cidrs[family]}
 
     def pools(self) -> PoolState | None:
-        """The pools in this node's CiliumNode; None without one."""
+        """Return the pools in this node's CiliumNode; None without one."""
         row = self._cilium_nodes.get(self._own)
         if row is None:
             return None
@@ -102,7 +103,7 @@ class NodeInformation:
         )
 
     async def changes(self) -> AsyncIterator[object]:
-        """Iterate over changes of this node's object."""
+        """Yield on every change of this node's object."""
         seen = self._table.get(self._own)
         while True:
             seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
@@ -118,20 +119,18 @@ class NodeInformation:
         return [family for family, enabled in on.items() if enabled]
 
     def required(self) -> list[Family]:
-        """The families that need an assigned range; a configured range counts as assigned.
+        """Return the families that need an assigned range; a configured range counts as assigned.
 
-        Ipam waits for pools.
-
-        Raises UsageError if no source could assign one.
+        In mode multi-pool IPAM itself waits for pools. Raises UsageError if no source could assign a range.
         """
-        asked = {
+        by_setting = {
             Family.IPV4: self._settings.k8s_require_ipv4_pod_cidr,
             Family.IPV6: self._settings.k8s_require_ipv6_pod_cidr,
         }
         found = [
             family
             for family in self._enabled
-            if asked[family] or (self._decided_elsewhere() and family not in self._ipam.ranges)
+            if by_setting[family] or (self._externally_assigned() and family not in self._ipam.ranges)
         ]
         if self._pooled:
             if not (self._manifests or self._api.enabled):
@@ -147,8 +146,8 @@ class NodeInformation:
             )
         return found
 
-    def _decided_elsewhere(self) -> bool:
-        """Whether this node's range is assigned by Kubernetes, or by the operator through an API server."""
+    def _externally_assigned(self) -> bool:
+        """Whether Kubernetes, or the operator through an API server, assigns the range."""
         return self._ipam.mode == "kubernetes" or (self._by_cilium and self._api.enabled)
 
     @property
@@ -161,11 +160,11 @@ class NodeInformation:
             return
         restored = saved_ranges(self._agent.state_dir, self._log)
         if missing := [family for family in required if family not in restored.assigned]:
-            await self._until_known(missing)
+            await self._wait_assigned(missing)
         elif self._pooled or any(
             family not in self._ipam.ranges and family not in restored.primary for family in self._enabled
         ):
-            await self._until_heard()
+            await self._wait_listed()
         self._check()
         ranges = {
             f"{family}_pod_cidrs": [str(each) for each in cidrs] for family, cidrs in self.current().items()
@@ -176,20 +175,20 @@ class NodeInformation:
             )
         self._health.ok("received")
 
-    async def _until_heard(self) -> None:
-        """Wait until the source has listed everything, does not answer, or the timeout."""
-        with anyio.move_on_after(PATIENCE):
-            async with anyio.create_task_group() as either:
+    async def _wait_listed(self) -> None:
+        """Wait until the objects are listed, the API server is unreachable, or LIST_TIMEOUT."""
+        with anyio.move_on_after(LIST_TIMEOUT):
+            async with anyio.create_task_group() as tasks:
 
-                async def until(over: Callable[[], Awaitable[None]]) -> None:
-                    await over()
-                    either.cancel_scope.cancel()
+                async def first(done: Callable[[], Awaitable[None]]) -> None:
+                    await done()
+                    tasks.cancel_scope.cancel()
 
-                either.start_soon(until, self._table.wait_initialized)
+                tasks.start_soon(first, self._table.wait_initialized)
                 if self._api.enabled:
-                    either.start_soon(until, self._api.wait_lost)
+                    tasks.start_soon(first, self._api.wait_lost)
 
-    async def _until_known(self, required: list[Family]) -> None:
+    async def _wait_assigned(self, required: list[Family]) -> None:
         seen = self._table.get(self._own)
         while missing := self._missing(seen, required):
             name = self._agent.node_name
@@ -198,7 +197,7 @@ class NodeInformation:
             seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
 
     def _missing(self, seen: Node | CiliumNode | None, required: list[Family]) -> str:
-        """What the agent waits for; empty if nothing."""
+        """Return what is missing in the object; empty if nothing."""
         if seen is None:
             return f"there is no {self._kind} object of this name"
         parsed = self._parse(seen)
@@ -228,7 +227,7 @@ class NodeInformation:
         return parsed
 
     def _check(self) -> None:
-        """Raise HiveError if pods must get IPv6 and the node's object has no IPv6."""
+        """Raise HiveError if IPv6 is enabled and the node's object has no IPv6 address."""
         parsed = self._parse(self._table.get(self._own))
         shown = {Family.of(each.ip) for each in parsed.addresses}
         if self._agent.ipv6 and shown and Family.IPV6 not in shown:

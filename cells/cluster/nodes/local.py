@@ -1,4 +1,4 @@
-"""This node, as published to others.
+"""This node's row in the table ``nodes``, and its annotations.
 
 Controller: addresses, router and Node object of this node in; its row of the table ``nodes`` out.
 """
@@ -137,12 +137,12 @@ class LocalNode:
         self._nodes = nodes
         self._boot_id = ""
         lifecycle.append(Hook("report the local node", self._start))
-        jobs.observe("watch addresses", addresses.table.changes, self._look)
-        jobs.observe("watch ranges of pods", ranges.changes, self._look)
-        jobs.observe("watch addresses of the health endpoint", store.health.changes, self._look)
-        jobs.observe("watch the Node object", self._own_changes, self._look)
+        jobs.observe("watch addresses", addresses.table.changes, self._refresh_row)
+        jobs.observe("watch ranges of pods", ranges.changes, self._refresh_row)
+        jobs.observe("watch addresses of the health endpoint", store.health.changes, self._refresh_row)
+        jobs.observe("watch the Node object", self._own_changes, self._refresh_row)
         if store.keys is not None:
-            jobs.observe("watch the key", store.keys.changes, self._look)
+            jobs.observe("watch the key", store.keys.changes, self._refresh_row)
 
     async def _start(self) -> None:
         self._boot_id = read_boot_id()
@@ -156,7 +156,7 @@ class LocalNode:
             seen = await self._nodes.wait_changed(key, seen)
             yield
 
-    async def _look(self, _: object) -> None:
+    async def _refresh_row(self, _: object) -> None:
         self._refresh()
 
     def _cidrs(self) -> dict[Family, tuple[IPNetwork, ...]]:
@@ -183,12 +183,11 @@ class LocalNode:
             txn.replace_all([row])
 
 
-# This node's ranges and addresses as annotations of its Node object, where annotate-k8s-node asks for it.
+# Annotations of the Node object, with annotate-k8s-node.
 #
-# Reconciler: this node's row in, annotations out. What would be written is the table
-#             ``k8s-node-annotations``, also where there is no API server.
-# Source:     Cilium 1.17, AnnotateNode: today's keys only, on the status, retried for ever, without blocking
-#             anything.
+# Reconciler: this node's row in, annotations out. The table ``k8s-node-annotations`` has the desired ones,
+#             even without an API server.
+# Source:     Cilium 1.17, AnnotateNode: current keys only, by the status subresource, retried forever.
 
 _NAMES = {
     Family.IPV4: (parse.IPV4_CIDR, parse.IPV4_HEALTH, parse.IPV4_INGRESS, parse.IPV4_ROUTER),

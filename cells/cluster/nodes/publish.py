@@ -38,10 +38,10 @@ from cells.node.ipam.settings import PodAddressing
 from lifecycle import Jobs, Logger, Table, Tables, minutes
 
 Body = dict[str, Any]
-PATIENCE: Final = 10.0
+OWNER_TIMEOUT: Final = 10.0
 """Seconds to wait for Node objects before the CiliumNode is created without its owner, which is added later.
 """
-AGAIN: Final = minutes(10)
+COMPARE_INTERVAL: Final = minutes(10)
 """Interval of comparisons, in addition to those at changes."""
 
 
@@ -126,8 +126,8 @@ def _ip(address: Mapping[str, Any]) -> IPAddress | None:
     return parse_ip(str(address.get("ip", "")))
 
 
-def asked(requests: Iterable[PoolRequest]) -> list[Body]:
-    """``spec.ipam.pools.requested``."""
+def requested_field(requests: Iterable[PoolRequest]) -> list[Body]:
+    """Return the value of ``spec.ipam.pools.requested``."""
     counts = [(one.pool, {"ipv4-addrs": one.ipv4, "ipv6-addrs": one.ipv6}) for one in requests]
     return [
         {"pool": pool, "needed": {key: count for key, count in needed.items() if count}}
@@ -141,7 +141,7 @@ def with_pools(body: Body, requests: Collection[PoolRequest]) -> Body:
     found = deepcopy(body)
     ipam = found["spec"]["ipam"] = dict(found["spec"].get("ipam") or {})
     pools = ipam["pools"] = dict(ipam.get("pools") or {})
-    wanted = asked(requests)
+    wanted = requested_field(requests)
     if _counts(pools.get("requested") or ()) != _counts(wanted):
         pools["requested"] = wanted
     released = {(one.pool, network) for one in requests for network in one.released}
@@ -167,7 +167,7 @@ def with_ranges(body: Body, ranges: Iterable[PodRange], requests: Collection[Poo
         if (row.pool, row.network) not in released:
             by_pool.setdefault(row.pool, []).append(str(row.network))
     found = deepcopy(body)
-    found["spec"]["ipam"] = {"pools": {"requested": asked(requests)}}
+    found["spec"]["ipam"] = {"pools": {"requested": requested_field(requests)}}
     if by_pool:
         found["spec"]["ipam"]["pools"]["allocated"] = [
             {"pool": pool, "cidrs": cidrs} for pool, cidrs in by_pool.items()
@@ -212,22 +212,22 @@ class OwnCiliumNode:
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         return {family for family, enabled in on.items() if enabled}
 
-    def follow(self, jobs: Jobs, look: Callable[[object], Awaitable[None]]) -> None:
-        """Call ``look`` whenever the contents may have changed."""
+    def follow(self, jobs: Jobs, notify: Callable[[object], Awaitable[None]]) -> None:
+        """Call ``notify`` whenever the contents may have changed."""
         own_node = self._nodes.filter(lambda row: row.key == self.key, name="own-node-watched")
-        jobs.observe("publish this node", self._store.table.changes, look)
-        jobs.observe("publish addresses", self._addresses.table.changes, look)
-        jobs.observe("publish the Node object", own_node.changes, look)
+        jobs.observe("publish this node", self._store.table.changes, notify)
+        jobs.observe("publish addresses", self._addresses.table.changes, notify)
+        jobs.observe("publish the Node object", own_node.changes, notify)
 
     async def wanted(self) -> Body:
         """Its contents; without the owner, who is added later, where Nodes are not known for a while."""
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(OWNER_TIMEOUT):
             await self._nodes.wait_initialized()
         node, local = self._nodes.get(self.key), self._local()
-        if node is not None:  # the row may not have followed it yet
+        if node is not None:  # the row may still have the labels of an earlier version
             local = msgspec.structs.replace(local, labels=self._reader.labels(node))
         want = wanted(local, node, self._mode)
-        if not len(self._store.table):  # its health endpoint is not known yet: what the object names stays
+        if not len(self._store.table):  # the health endpoint is not known yet: keep the object's value
             del want["spec"]["health"]
         return want
 
@@ -285,20 +285,20 @@ class CiliumNodePublisher:
         self._log = log
         if not settings.auto_create_cilium_node_resource:
             return
-        self._timer = jobs.timer("write the CiliumNode", self._write, AGAIN)
+        self._timer = jobs.timer("write the CiliumNode", self._write, COMPARE_INTERVAL)
         own_cilium = resources.table(CILIUM_NODES).filter(
             lambda row: row.key == own.key, name="own-cilium-node-watched"
         )
-        own.follow(jobs, self._look)
-        jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
-        jobs.observe("missing objects", resources.missing_objects.table.changes, self._look)
+        own.follow(jobs, self._trigger)
+        jobs.observe("keep the CiliumNode", own_cilium.changes, self._trigger)
+        jobs.observe("missing objects", resources.missing_objects.table.changes, self._trigger)
         if pools.requests is not None:
-            jobs.observe("publish requests of pools", pools.requests.changes, self._ask)
+            jobs.observe("publish requests of pools", pools.requests.changes, self._trigger_paced)
 
-    async def _look(self, _: object) -> None:
+    async def _trigger(self, _: object) -> None:
         self._timer.trigger()
 
-    async def _ask(self, _: object) -> None:
+    async def _trigger_paced(self, _: object) -> None:
         """Write requests for pools, and compare again after a pause, as every few pods change them."""
         self._timer.trigger()
         await anyio.sleep(self._rate)

@@ -14,7 +14,7 @@ import structlog
 
 from cells import clustermesh, kubernetes, kvstore
 from cells.cluster import ipcache
-from cells.cluster.allocation.agreed import AllocationMode
+from cells.cluster.allocation.global_allocator import AllocationMode
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source

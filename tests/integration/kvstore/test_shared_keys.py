@@ -65,6 +65,7 @@ async def test_a_key_that_is_deleted_is_written_again(etcd: Etcd) -> None:
     async with publishing(etcd) as found:
         found.endpoints.put(endpoint(7))
         await until(lambda: set(etcd.all(IPS)) == {f"{IPS}10.0.1.7", f"{IPS}fd00::7"})
+        await until(lambda: found.identity_of("10.0.1.7") == 300)
         etcd.delete(f"{IPS}10.0.1.7")
         await until(lambda: set(etcd.all(IPS)) == {f"{IPS}10.0.1.7", f"{IPS}fd00::7"})
         found.endpoints.delete(7)

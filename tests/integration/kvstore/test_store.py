@@ -297,7 +297,7 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
     ("settings", "message"),
     [
         ({"kvstore": "consul"}, "kvstore=consul: expected etcd, or leave it unset"),
-        ({"kvstore": "etcd"}, "kvstore=etcd: expected where it is in kvstore-opt"),
+        ({"kvstore": "etcd"}, "kvstore=etcd: expected its endpoints in kvstore-opt"),
         ({"kvstore-opt": "etcd.adress=x"}, "kvstore-opt: etcd.adress: expected one of etcd.address"),
         ({"kvstore-opt": "etcd.qps=0"}, "kvstore-opt: etcd.qps=0: expected a whole number above 0"),
         ({"kvstore-opt": "etcd.config=here"}, "kvstore-opt: etcd.config=here: expected an absolute path"),
@@ -397,7 +397,7 @@ async def test_connecting_clients_take_the_init_lock_in_turn(etcd: Etcd) -> None
 async def test_a_client_that_waits_long_for_a_lock_stays_in_its_place(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kvstore.store.LEASE", 2.0)
+    monkeypatch.setattr("cells.kvstore.store.LOCK_TTL", 2.0)
     earlier = "cilium/.initlock/1"
     etcd.put(earlier, "")
     async with following(etcd) as found:
@@ -415,13 +415,13 @@ async def test_a_client_that_waits_long_for_a_lock_stays_in_its_place(
 async def test_a_heartbeat_that_stops_is_a_failure_and_no_reason_to_write_keys_again(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kvstore.store.INTERVAL", 0.1)
+    monkeypatch.setattr("cells.kvstore.store.CHECK_INTERVAL", 0.1)
     monkeypatch.setattr("cells.kvstore.store.HEARTBEAT_INTERVAL", 0.2)
     returns = 0
 
     async def count() -> None:
         nonlocal returns
-        async for _ in found.store.returns():
+        async for _ in found.store.resyncs():
             returns += 1
 
     etcd.put("cilium/.heartbeat", "now")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address
 
@@ -155,6 +155,27 @@ async def test_rules_for_the_prefix_around_it_hold_for_it_too() -> None:
         both = ("cidr:192.0.2.0/24", "reserved:kube-apiserver", "reserved:world")
         assert world.labels(world.identity) == both
         world.withdraw("192.0.2.0/24")
+        await eventually(lambda: "cidr:192.0.2.0/24" not in world.labels(world.identity))
+
+
+async def test_rules_hold_for_a_prefix_in_them_though_the_kernel_refuses_its_entry_at_first() -> None:
+    world = World()
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.identity != 0)
+        cidr = world.identities.acquire_now(("cidr:192.0.2.0/24", "reserved:world"))
+        assert cidr is not None
+
+        async def refused(change: Callable[[], None]) -> None:
+            change()
+            world.kernel.writes.clear()
+            world.kernel.broken = True
+            await eventually(lambda: ("update", f"{SERVER}/32") in world.kernel.writes)
+            world.kernel.broken = False
+
+        await refused(lambda: world.claim("192.0.2.0/24", cidr.id, Source.GENERATED))
+        await eventually(lambda: "cidr:192.0.2.0/24" in world.labels(world.identity))
+        await refused(lambda: world.withdraw("192.0.2.0/24"))
         await eventually(lambda: "cidr:192.0.2.0/24" not in world.labels(world.identity))
 
 

@@ -342,8 +342,9 @@ async def test_health_names_remote_pods_that_are_not_known(tmp_path: Path) -> No
     async with room(tmp_path) as one:
         one.write(pod("web", "10.0.2.7"), pod("late"))
         wanted = (
-            "1 pods of other nodes are known by their manifests; 1 have no address in status.podIPs, no"
-            " policy by labels selects them; of three there is no Pod, no policy by labels selects pods there"
+            "1 pods of other nodes are known from manifests; 1 have no address in status.podIPs: policies"
+            " by labels do not select them; there is no Pod of three: policies by labels do not select pods"
+            " there"
         )
         await eventually(lambda: any(row.message == wanted for row in one.health.snapshot()))
 

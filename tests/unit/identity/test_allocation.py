@@ -171,7 +171,7 @@ async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Clus
 async def test_an_object_that_goes_before_the_watch_brings_it_comes_back(
     one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cluster.allocation.agreed.ON_ITS_WAY", 0.1)
+    monkeypatch.setattr("cells.cluster.allocation.global_allocator.PENDING_TIMEOUT", 0.1)
     monkeypatch.setattr("cells.cluster.allocation.objects.COMPARE", 0.1)
     watch = on(PATH, watch=True)
     one.server.faults.add(Fault(lambda asked: watch(asked) and "resourceVersion" in asked.query, stall=True))

@@ -60,7 +60,7 @@ async def test_a_renewal_stream_that_ends_without_an_answer_leaves_the_lease() -
     request = rpc.LeaseKeepAliveRequest
     async with client_of("etcdserverpb.Lease", "LeaseKeepAlive", ends, request) as client:
         with anyio.fail_after(20), pytest.raises(StoreUnavailableError, match="ended without an answer"):
-            await client.keep(7)
+            await client.keep_alive(7)
 
 
 def event(key: bytes, revision: int) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from cells import unsupported
 from cells.base.metrics import Collector, features
 from cells.cluster.allocation import allocation_features
-from cells.cluster.allocation.agreed import AllocationMode
+from cells.cluster.allocation.global_allocator import AllocationMode
 from cells.cluster.nodes import peer_features
 from cells.cluster.nodes.parse import RulePeerSettings
 from cells.cluster.remote_endpoints import EndpointObjects
