@@ -9,7 +9,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio.to_thread
 import msgspec
@@ -25,7 +25,7 @@ from lifecycle import Hook, Lifecycle
 __all__ = ["Collected", "ConntrackCollector"]
 
 
-_WALK = struct.Struct("<IIIIII")  # struct walk of bpf/gc/walk.h
+_WALK = struct.Struct("<8I")  # struct walk of bpf/gc/walk.h
 _GC: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cilium_ct4_global": "hive_ct_gc_tcp4",
@@ -56,6 +56,19 @@ class Collected(msgspec.Struct, frozen=True):
     seen: int
     alive: int
     deleted: int
+    ingress_alive: int = 0
+    """Of a NAT map, the entries of replies; the others are those of the flows' own packets."""
+    ingress_deleted: int = 0
+
+
+class Walk(NamedTuple):
+    """Entries that a walk has found."""
+
+    seen: int
+    alive: int
+    deleted: int
+    ingress_alive: int
+    ingress_deleted: int
 
 
 class ConntrackCollector:
@@ -137,26 +150,26 @@ class ConntrackCollector:
         return loaded
 
 
-def walked(program: int) -> tuple[int, int, int]:
-    """Run a program over its whole map; return entries seen, alive and deleted. Raises BpfError."""
-    *_, (seen, alive, deleted) = slices(program)
-    return seen, alive, deleted
+def walked(program: int) -> Walk:
+    """Run a program over its whole map; return what it found. Raises BpfError."""
+    *_, found = slices(program)
+    return found
 
 
-def slices(program: int) -> Iterator[tuple[int, int, int]]:
-    """Run a program over its whole map; yield entries seen, alive and deleted so far after each slice."""
+def slices(program: int) -> Iterator[Walk]:
+    """Run a program over its whole map; yield what it has found so far after each slice."""
     state, bucket, buckets = bytes(_WALK.size), 0, 1
     while bucket < buckets:
         state = run_program(program, state)
-        bucket, buckets, seen, alive, deleted, _ = _WALK.unpack(state)
-        yield seen, alive, deleted
+        bucket, buckets, seen, alive, deleted, _, *ingress = _WALK.unpack(state)
+        yield Walk(seen, alive, deleted, *ingress)
 
 
 def _delete_all(program: int) -> int:
     """Walk until nothing is deleted: entries that move in their bucket during deletions may be missed."""
     deleted = 0
     for _ in range(_MAX_WALKS):
-        _, _, found = walked(program)
+        found = walked(program).deleted
         deleted += found
         if not found:
             break

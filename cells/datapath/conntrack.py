@@ -130,6 +130,8 @@ class Passes:
         self.durations = Histogram()
         """Of completed passes, in seconds."""
         self.failed = 0
+        self.nat: dict[str, dict[tuple[str, str], int]] = {}
+        """Entries of the last pass over a NAT map: by direction, alive or deleted."""
 
 
 @after(PodsExposed)
@@ -185,6 +187,8 @@ class ConntrackGC:
     def _count(self, found: Sequence[Collected], took: float) -> None:
         with self._table.txn() as rows:
             for one in found:
+                if one.map in _NAT:
+                    self._passes.nat[one.map] = _by_direction(one)
                 before = self._table.get(one.map)
                 row = ConntrackMap(
                     *(one.map, one.max_entries, one.seen, one.alive, one.deleted),
@@ -201,7 +205,8 @@ class ConntrackGC:
 
 # Passes over the conntrack maps as Cilium's metrics.
 #
-# Source: Cilium 1.17, cilium_datapath_conntrack_gc_*, and cilium_bpf_map_pressure of these maps.
+# Source: Cilium 1.17, cilium_datapath_conntrack_gc_*, cilium_datapath_nat_gc_entries, and
+#         cilium_bpf_map_pressure of these maps.
 
 _MAPS: Final = {
     "cilium_ct4_global": ("ipv4", "TCP"),
@@ -210,6 +215,15 @@ _MAPS: Final = {
     "cilium_ct_any6_global": ("ipv6", "non-TCP"),
 }
 _NAT: Final = {"cilium_snat_v4_external": "ipv4", "cilium_snat_v6_external": "ipv6"}
+
+
+def _by_direction(found: Collected) -> dict[tuple[str, str], int]:
+    return {
+        ("ingress", "alive"): found.ingress_alive,
+        ("ingress", "deleted"): found.ingress_deleted,
+        ("egress", "alive"): found.alive - found.ingress_alive,
+        ("egress", "deleted"): found.deleted - found.ingress_deleted,
+    }
 
 
 def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFamily]:
@@ -244,6 +258,18 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFam
             for state in ("alive", "deleted")
         },
         "family status",
+    )
+    yield gauge(
+        "cilium_datapath_nat_gc_entries",
+        "The number of alive and deleted nat entries at the end of a garbage collector run labeled by"
+        " datapath family",
+        {
+            (_NAT[name], *which): entries
+            for name, directions in passes.nat.items()
+            for which, entries in directions.items()
+        },
+        "family direction status",
+        on=False,
     )
     yield histogram(
         "cilium_datapath_conntrack_gc_duration_seconds",

@@ -8,6 +8,7 @@
  */
 #include "ct/maps.h"
 #include "gc/walk.h"
+#include "nat/maps.h"
 
 /* An entry is alive until the end of the second of its lifetime, as for packets. */
 static __always_inline bool ct_is_expired(const struct ct_entry *entry)

@@ -44,6 +44,7 @@ def test_nat_entries_of_live_connections_survive_gc(
     age(world)
     found = {each.map: each for each in anyio.run(collector.collect)}[f"cilium_snat_v{version}_external"]
     assert (found.seen, found.alive, found.deleted) == (6, 2, 4)
+    assert (found.ingress_alive, found.ingress_deleted) == (1, 2), "each flow has one entry for its replies"
     port = world.device_sends(alive).packet[UDP].sport
     assert mapped(world, version) == 2
     answer = world.device_gets(udp(outside, NODE if version == 4 else "fd00:7::7", 53, port))

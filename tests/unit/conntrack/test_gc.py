@@ -2,16 +2,21 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import structlog
 
+from cells.config import AgentConfig
 from cells.datapath import conntrack
 from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.conntrack import ConntrackMap, ConntrackSettings, Passes, families
+from cells.observe import metrics
 from cells.observe.bootstrap import PodsExposed
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
-from lifecycle.testing import VirtualClock
+from lifecycle.testing import VirtualClock, eventually
+from tests.support.ports import free_port
+from tests.support.scrape import scraped
 
 pytestmark = pytest.mark.anyio
 
@@ -131,3 +136,33 @@ async def test_gc_passes_are_counted_in_metrics() -> None:
     }
     assert series["cilium_bpf_map_pressure"] == {("ct4_global",): 0.4, ("ct6_global",): 0.01}
     assert passes.durations.count == 1
+
+
+class TranslatingMaps(FakeMaps):
+    """Maps of a node that translates flows, too."""
+
+    async def collect(self) -> tuple[Collected, ...]:
+        nat = Collected("cilium_snat_v4_external", 1000, 30, 20, 10, ingress_alive=9, ingress_deleted=6)
+        return (*await super().collect(), nat)
+
+
+async def test_entries_of_translated_flows_are_shown_by_direction_on_request() -> None:
+    port, name = free_port(), "cilium_datapath_nat_gc_entries"
+    agent = supply(AgentConfig.__new__(AgentConfig))
+    for words, expected in (
+        ("", None),
+        (
+            f"+{name}",
+            {
+                ("ipv4", "ingress", "alive"): 9,
+                ("ipv4", "ingress", "deleted"): 6,
+                ("ipv4", "egress", "alive"): 11,
+                ("ipv4", "egress", "deleted"): 4,
+            },
+        ),
+    ):
+        cells = (conntrack.cell, metrics.cell, agent, supply(TranslatingMaps(), ConntrackCollector))
+        settings = {"prometheus-serve-addr": f":{port}", "metrics": words}
+        async with Hive(*cells, supply(PodsExposed()), settings=settings).started() as hive:
+            await eventually(partial(last, hive))
+            assert (await scraped(port)).get(name) == expected

@@ -56,9 +56,11 @@ struct walk {
 	__u32 alive;
 	__u32 deleted;
 	__u32 now; /* seconds of CLOCK_MONOTONIC at the start of the walk */
+	__u32 ingress_alive; /* NAT_KEY_IN entries of a NAT map */
+	__u32 ingress_deleted;
 };
 
-_Static_assert(sizeof(struct walk) == 24, "the context, as cells/datapath/collector.py packs it");
+_Static_assert(sizeof(struct walk) == 32, "the context, as cells/datapath/collector.py packs it");
 
 /* State of the current run; the agent runs one at a time. */
 struct walk walk = {};
@@ -109,9 +111,11 @@ static __always_inline bool is_end(__u64 node)
 	return node & 1;
 }
 
-static __always_inline void walk_count(bool deleted, __u32 cost)
+static __always_inline void walk_count(bool ingress, bool deleted, __u32 cost)
 {
 	walk.seen++;
+	walk.ingress_alive += ingress && !deleted;
+	walk.ingress_deleted += ingress && deleted;
 	walk.alive += !deleted;
 	walk.deleted += deleted;
 	walk_entries += cost;
@@ -138,7 +142,7 @@ static __always_inline void walk_count(bool deleted, __u32 cost)
 			entry = bpf_map_lookup_elem(&table, &copy.key);                                            \
 			deleted = entry && is_over(&copy.key, entry) && !bpf_map_delete_elem(&table, &copy.key);   \
 		}                                                                                                  \
-		walk_count(deleted, cost);                                                                         \
+		walk_count(copy.key.tail.flags != NAT_KEY_OUT, deleted, cost);                                     \
 		return 0;                                                                                          \
 	}                                                                                                          \
                                                                                                                    \
