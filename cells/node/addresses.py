@@ -1,9 +1,10 @@
-"""The node's own addresses, one of each family: by which others know the node.
+"""The node's own addresses, one per family, which other nodes and clients use; and NodePort addresses.
 
-Source: fills NodeAddresses (key: family) from the Node object, the settings, the kernel's default route
-        and the devices, in this order, and follows them.
-Why:    a node may have addresses on lo, several uplinks, or uplinks without addresses; which of them others
-        reach it by follows from none of the devices alone.
+Source: fills the table ``node-addresses`` (key: family) from the Node object, the settings, the kernel's
+default route and the devices, in this order, and follows their changes.
+
+Why: a node may have addresses on lo, several uplinks, or uplinks without addresses, so the devices alone do
+not determine its address.
 """
 
 from __future__ import annotations
@@ -56,22 +57,24 @@ __all__ = [
 ]
 
 
-# What an operator may say of the node's addresses.
+# Settings.
 
 AUTO: Final = "auto"
 
 
 class AddressSettings(Settings, frozen=True):
-    """The node's own addresses, where they cannot be detected."""
+    """The node's addresses, if they cannot be detected."""
 
     ipv4_node: str = AUTO
-    """The node's IPv4 address; auto: the source of its default route. The Node object's InternalIP wins."""
+    """The node's IPv4 address, if its Node object has no InternalIP; auto: the source of its default route.
+    """
 
     ipv6_node: str = AUTO
-    """The node's IPv6 address; auto: the source of its default route. The Node object's InternalIP wins."""
+    """The node's IPv6 address, if its Node object has no InternalIP; auto: the source of its default route.
+    """
 
     def address(self, family: Family) -> IPAddress | None:
-        """What is set, None for auto."""
+        """Return the configured address, or None for auto."""
         text = self.ipv4_node if family is Family.IPV4 else self.ipv6_node
         return None if text in {AUTO, ""} else ip_address(text)
 
@@ -83,24 +86,24 @@ class AddressSettings(Settings, frozen=True):
                 ip = None
                 fits = False
             else:
-                fits = ip is None or (Family.of(ip) is family and can_be_reached(ip))
+                fits = ip is None or (Family.of(ip) is family and is_reachable(ip))
             if not fits:
                 text = self.ipv4_node if family is Family.IPV4 else self.ipv6_node
                 yield f"{family}-node={text}: expected auto, or an address of the node such as {example}"
 
 
-def can_be_reached(ip: IPAddress) -> bool:
-    """Whether other nodes may know a node by such an address."""
+def is_reachable(ip: IPAddress) -> bool:
+    """Whether other nodes can reach a node by such an address."""
     return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
 
 
-# Which of a node's addresses others know it by.
+# Choice of the node's address.
 #
 # Source: Cilium 1.17, the node's primary addresses: the Node object's InternalIP, the option, the system.
 
 
 class Origin(StrEnum):
-    """How an address came to be the node's."""
+    """The source of a node address."""
 
     NODE_OBJECT = "Node object"
     SETTING = "setting"
@@ -131,29 +134,29 @@ def choose(
     route_source: IPAddress | None,
     devices: Iterable[Device],
 ) -> NodeAddress | None:
-    """The address, None if the node has none of this family that others can reach.
+    """Return the node's address of a family; None if it has none that others can reach.
 
-    ``route_source``: what the kernel would send from over the default route.
+    ``route_source`` is the source address of the default route.
     """
     if internal is not None:
         return NodeAddress(family, internal, Origin.NODE_OBJECT)
     if configured is not None:
         return NodeAddress(family, configured, Origin.SETTING)
-    if route_source is not None and can_be_reached(route_source):
+    if route_source is not None and is_reachable(route_source):
         return NodeAddress(family, route_source, Origin.DEFAULT_ROUTE)
     found = (address.ip for device in uplinks(devices) for address in device.addresses)
     for ip in found:
-        if Family.of(ip) is family and can_be_reached(ip):
+        if Family.of(ip) is family and is_reachable(ip):
             return NodeAddress(family, ip, Origin.DEVICE)
     return None
 
 
-# Which of the node's addresses serve NodePorts, and which it speaks from.
+# NodePort addresses, and source addresses of masqueraded packets.
 #
-# Source: the ``node-addresses`` table of Cilium: one NodePort address per family and device, the one that
-#         Kubernetes knows the node by if the device has it, else the first private one, else the first public
-#         one; and one primary address, which prefers public ones. The row ``*`` is what masquerading falls
-#         back to.
+# Source: the ``node-addresses`` table of Cilium (pkg/datapath/tables/node_address.go). Per family and device,
+#         one address serves NodePorts: the Node object's if the device has it, else the first private one,
+#         else the first public one. One address is primary, with a preference for public ones. The row ``*``
+#         is the fallback for masquerading.
 
 IPAddress = IPv4Address | IPv6Address
 Prefix = IPv4Network | IPv6Network
@@ -162,7 +165,7 @@ LINK_SCOPE = 253
 """rtnetlink's RT_SCOPE_LINK."""
 
 MAX_SCOPE = 252
-"""``local-max-addr-scope``: addresses of a larger scope are the node's own business."""
+"""Cilium's default of ``local-max-addr-scope``: addresses with a larger scope are not used."""
 
 HOST_DEVICE = "cilium_host"
 LOOPBACK = "lo"
@@ -191,7 +194,7 @@ class DeviceAddress(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceAddresses(msgspec.Struct, frozen=True, gc=False):
-    """A device as far as its addresses go. ``selected`` devices are those the datapath is attached to."""
+    """The addresses of a device. Programs are attached to ``selected`` devices."""
 
     name: str
     index: int
@@ -202,7 +205,7 @@ class DeviceAddresses(msgspec.Struct, frozen=True, gc=False):
 
 
 class AddressUse(msgspec.Struct, frozen=True, gc=False, order=True):
-    """An address of the node, on a device or as the fallback."""
+    """An address of the node and its uses, on a device or as the fallback."""
 
     device: str
     address: IPAddress
@@ -211,7 +214,7 @@ class AddressUse(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether the address is meant for the whole world."""
+    """Whether the address is public (not in a private or reserved network)."""
     return not any(address in network for network in _NOT_PUBLIC if network.version == address.version)
 
 
@@ -221,9 +224,12 @@ def node_addresses(
     *,
     node_port_ranges: Sequence[Prefix] = (),
 ) -> list[AddressUse]:
-    """The rows of the table, by device and address. ``node_ips`` come in the order of the Node object."""
+    """Return the rows of Cilium's table, by device and address.
+
+    ``node_ips`` are in the order of the Node object.
+    """
     devices = sorted(devices, key=lambda one: one.index)
-    found = [row for one in devices for row in _of_device(one, node_ips, node_port_ranges)]
+    found = [row for one in devices for row in _device_addresses(one, node_ips, node_port_ranges)]
     found += _fallbacks(devices)
     return sorted(found, key=lambda one: (one.device, one.address.version, one.address))
 
@@ -231,9 +237,10 @@ def node_addresses(
 def masquerade_address(
     rows: Iterable[AddressUse], device: str, version: int, *, derive_from: str = ""
 ) -> IPAddress | None:
-    """What packets that leave by a device come from; ``derive_from`` names another device to ask first.
+    """Return the source address of masqueraded packets that leave by a device.
 
-    It may be one of ``lo``, where the node has no other, as in Cilium 1.17.
+    ``derive_from`` names another device for the address. It may be an address of ``lo`` if the node has no
+    other, as in Cilium 1.17.
     """
     wanted = derive_from or device
     primary = {one.device: one.address for one in rows if one.primary and one.address.version == version}
@@ -243,12 +250,14 @@ def masquerade_address(
 def direct_routing_device(
     devices: Iterable[DeviceAddresses], node_ips: Sequence[IPAddress], wanted: str = ""
 ) -> str | None:
-    """The device towards other nodes: the first that ``wanted`` names, the only one, or the one with the
-    node's address. ``eth+`` names all devices that begin with eth; the first has the lowest index.
+    """Return the device towards other nodes, or None.
+
+    It is the first device that ``wanted`` names, the only selected one, or the one with the node's address.
+    ``eth+`` matches all names that start with eth; the lowest index is the first.
     """
     selected = sorted((one for one in devices if one.selected), key=lambda one: one.index)
-    if (asked := next((one.name for one in selected if matches(wanted, one.name)), None)) is not None:
-        return asked
+    if (named := next((one.name for one in selected if matches(wanted, one.name)), None)) is not None:
+        return named
     if len(selected) == 1:
         return selected[0].name
     with_node_ip = (
@@ -257,7 +266,7 @@ def direct_routing_device(
     return next(with_node_ip, None)
 
 
-def _of_device(
+def _device_addresses(
     device: DeviceAddresses,
     node_ips: Sequence[IPAddress],
     node_port_ranges: Sequence[Prefix],
@@ -267,20 +276,20 @@ def _of_device(
         return []
     usable = [
         one.address
-        for one in sorted(device.addresses, key=_order)
+        for one in sorted(device.addresses, key=_sort_key)
         if (one.scope <= MAX_SCOPE or (is_host and one.scope == LINK_SCOPE)) and not one.address.is_loopback
     ]
-    primary = {_pick(usable, version, node_ips, public_first=True) for version in (4, 6)}
+    primary = {_choose(usable, version, node_ips, public_first=True) for version in (4, 6)}
     if is_host or not (device.up or node_port_ranges):
         node_port: set[IPAddress | None] = set()
     elif node_port_ranges:
         node_port = {one for one in usable if any(one in prefix for prefix in node_port_ranges)}
     else:
-        node_port = {_pick(usable, version, node_ips, public_first=False) for version in (4, 6)}
+        node_port = {_choose(usable, version, node_ips, public_first=False) for version in (4, 6)}
     return [AddressUse(device.name, one, one in node_port, one in primary) for one in usable]
 
 
-def _order(address: DeviceAddress) -> tuple[object, ...]:
+def _sort_key(address: DeviceAddress) -> tuple[object, ...]:
     return (
         address.secondary,
         address.scope,
@@ -290,7 +299,7 @@ def _order(address: DeviceAddress) -> tuple[object, ...]:
     )
 
 
-def _pick(
+def _choose(
     addresses: Sequence[IPAddress], version: int, node_ips: Sequence[IPAddress], *, public_first: bool
 ) -> IPAddress | None:
     own = [one for one in addresses if one.version == version]
@@ -300,7 +309,7 @@ def _pick(
 
 
 def _fallbacks(devices: Iterable[DeviceAddresses]) -> Iterable[AddressUse]:
-    """The best address of each family on any device but our own and those of pods, up or down."""
+    """Yield the best address per family on any device, up or down, except ours and pods'."""
     candidates = [
         (
             not device.selected,
@@ -323,15 +332,15 @@ def _fallbacks(devices: Iterable[DeviceAddresses]) -> Iterable[AddressUse]:
                 yield AddressUse(FALLBACK, best, primary=True)
 
 
-# Devices as the choice of the node's addresses sees them.
+# Conversion of rows of the table ``devices``.
 
 
 def device_addresses(device: Device, native: Collection[Device]) -> DeviceAddresses:
-    """The addresses of a device. ``native``: the devices with programs."""
+    """Return the addresses of a device. ``native`` are the devices with programs."""
     seen: set[int] = set()
     addresses = []
     for each in device.addresses:
-        # The kernel lists the primary address first; one of IPv6 is never secondary.
+        # The kernel lists the primary address first; IPv6 addresses are never secondary.
         secondary = each.version == 4 and each.version in seen
         addresses.append(DeviceAddress(each.ip, secondary=secondary))
         seen.add(each.version)
@@ -340,15 +349,15 @@ def device_addresses(device: Device, native: Collection[Device]) -> DeviceAddres
     )
 
 
-# What the kernel would send from to somewhere outside.
+# The source address of the default route.
 
 OUTSIDE: Final = {
     Family.IPV4: (socket.AF_INET, "198.41.0.4"),
     Family.IPV6: (socket.AF_INET6, "2001:503:ba3e::2:30"),
 }
-"""Addresses on the Internet (a.root-servers.net) to which nodes have no route but the default one.
+"""Addresses on the Internet (a.root-servers.net), to which nodes only have the default route.
 
-Nothing is sent there. Addresses reserved for documentation would not do: some nodes blackhole them.
+No packets are sent. Documentation addresses are unsuitable, because some nodes blackhole them.
 """
 _PORT: Final = 9  # discard
 
@@ -356,17 +365,17 @@ _RTMGRP_IPV4_ROUTE: Final = 0x40
 _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _PREFIX_LENGTH: Final = 17
-"""Where an rtmsg has the length of the destination's prefix, behind the header of 16 bytes."""
+"""Offset of an rtmsg's rtm_dst_len, after the header of 16 bytes."""
 DEFAULT_ROUTES: Final = message_filter(
     (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )
 
 
 class DefaultRoute:
-    """The kernel's choice of a source, by connecting a datagram socket."""
+    """Source addresses of the default route, by connecting a datagram socket."""
 
     def source(self, family: Family) -> IPAddress | None:
-        """The address packets over the default route are from; None when there is no such route."""
+        """Return the source address of packets by the default route; None without such a route."""
         kind, outside = OUTSIDE[family]
         try:
             with closing(socket.socket(kind, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)) as probe:
@@ -376,25 +385,25 @@ class DefaultRoute:
             return None
 
     def hints(self) -> AsyncIterator[None]:
-        """One item at once, then whenever a default route came or went."""
+        """Yield once at start, then after every change of a default route."""
         return notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, DEFAULT_ROUTES)
 
 
-# Keeps Table[Family, NodeAddress] as the Node object, the settings and the kernel have it.
+# The table of the node's addresses.
 
 
 def address_table() -> Table[Family, NodeAddress]:
-    """The ``node-addresses`` table, by family; NodeAddresses fills it."""
+    """Return the ``node-addresses`` table, by family; NodeAddresses fills it."""
     return Table("node-addresses", key=lambda row: row.family)
 
 
 def default_route() -> DefaultRoute:
-    """This node's."""
+    """Return this node's default route."""
     return DefaultRoute()
 
 
 class NodeAddresses:
-    """The node's own addresses; who takes it starts once they are known."""
+    """The node's own addresses. Dependents start once they are known."""
 
     table: Table[Family, NodeAddress]
     """The table ``node-addresses``, which this fills."""
@@ -412,42 +421,43 @@ class NodeAddresses:
         jobs: Jobs,
         log: Logger,
     ) -> None:
-        on = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
-        self._families = [family for family, enabled in on.items() if enabled]
+        enabled_by_family = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
+        self._families = [family for family, enabled in enabled_by_family.items() if enabled]
         self._settings = settings
         self.table = table
+        """The table ``node-addresses``."""
         self._devices = devices
         self._route = route
         self._internal = internal
         self._log = log
         self._first = table.initializer("read devices and routes")
         lifecycle.append(Hook("find the node's addresses", self._start))
-        jobs.observe("watch devices", devices.changes, self._look)
-        jobs.observe("watch default routes", route.hints, self._look)
+        jobs.observe("watch devices", devices.changes, self._on_change)
+        jobs.observe("watch default routes", route.hints, self._on_change)
         if internal is not None:
-            jobs.observe("watch the Node object", internal.changes, self._look)
+            jobs.observe("watch the Node object", internal.changes, self._on_change)
 
     def get(self, family: Family) -> IPAddress | None:
-        """The node's own address of the family; None if it has none that others can reach."""
+        """Return the node's address of the family; None if it has none that others can reach."""
         found = self.table.get(family)
         return None if found is None else found.ip
 
     def all(self) -> dict[Family, IPAddress]:
-        """Those there are: IPv6, then IPv4."""
+        """Return the node's addresses: IPv6, then IPv4."""
         return {family: ip for family in self._families if (ip := self.get(family)) is not None}
 
     async def _start(self) -> None:
         await self._devices.wait_initialized()
         self._refresh()
         self._first.done()
-        held = {address.ip for device in self._devices.all() for address in device.addresses}
+        present = {address.ip for device in self._devices.all() for address in device.addresses}
         for row in self.table.all():
-            if row.origin is Origin.SETTING and row.ip not in held:
+            if row.origin is Origin.SETTING and row.ip not in present:
                 self._log.warning(
                     f"{row.family}-node={row.ip} is on none of the node's devices: others may not reach it"
                 )
 
-    async def _look(self, _: object) -> None:
+    async def _on_change(self, _: object) -> None:
         self._refresh()
 
     def _refresh(self) -> None:

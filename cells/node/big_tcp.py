@@ -1,9 +1,11 @@
-"""BIG TCP: packets of up to 192 KiB between pods and the node's devices, for fewer passes through the stack.
+"""BIG TCP: packets of up to 192 KiB on pods' links and uplinks, for fewer traversals of the stack.
 
-Controller: the table ``devices`` in; the GSO and GRO limits of uplinks out, and those that pods' links get.
-Source:     Cilium 1.17, option names, sizes and what BIG TCP cannot be used with; Linux 5.19 (IPv6), 6.3
-            (IPv4). TCP alone makes such packets, and they have no length in their headers.
-Why:        pods that run keep the limits they were made with: a socket has read them when it was connected.
+Controller: the table ``devices`` in; GSO and GRO limits of uplinks, and those of new pods' links, out.
+
+Why: running pods keep their limits, because a socket reads them when it connects.
+
+Source: Cilium 1.17, options, sizes and incompatible settings; Linux 5.19 (IPv6), 6.3 (IPv4). Only TCP uses
+such packets; their length fields are zero.
 """
 
 from __future__ import annotations
@@ -40,26 +42,27 @@ from lifecycle import (
 __all__ = ["BigTcp", "cell"]
 
 LARGEST: Final = 196608
-"""Bytes: three times as much as without."""
+"""Bytes; three times the limit without BIG TCP."""
 LOOPBACK: Final = 1
-"""Index of lo: a kernel that knows a limit shows it of every device."""
+"""Index of lo: a kernel that supports a limit reports it for every device."""
 _KERNELS: Final = {Family.IPV4: "6.3", Family.IPV6: "5.19"}
 _NAMES: Final = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
 class BigTcpSettings(Settings, frozen=True):
-    """Packets of more than 64 KiB."""
+    """Settings of BIG TCP."""
 
     enable_ipv4_big_tcp: bool = False
-    """Let TCP over IPv4 make packets of up to 192 KiB, as far as the node's devices take them, in pods that
-    are created from then on. Needs routing-mode=native and host routing by eBPF, and no encryption."""
+    """Enable BIG TCP for IPv4: packets of up to 192 KiB, if the node's devices support them, in new pods.
+    Needs routing-mode=native and host routing by eBPF, and no encryption.
+    """
 
     enable_ipv6_big_tcp: bool = False
-    """The same for TCP over IPv6."""
+    """Enable BIG TCP for IPv6, with the same requirements."""
 
 
 class BigTcpRequirements:
-    """What is asked for, and what that asks of other settings."""
+    """The configured families, and the settings that BIG TCP requires."""
 
     def __init__(self, settings: BigTcpSettings, routing: HostRouting, view: HiveView) -> None:
         self._settings = settings
@@ -67,12 +70,12 @@ class BigTcpRequirements:
         self._view = view
 
     def families(self) -> frozenset[Family]:
-        """Those that are to have it. Raises UsageError, one line, beside what it cannot be used with."""
-        asked = {
+        """Return the configured families. Raises UsageError with an incompatible setting."""
+        requested = {
             Family.IPV4: self._settings.enable_ipv4_big_tcp,
             Family.IPV6: self._settings.enable_ipv6_big_tcp,
         }
-        wanted = frozenset(family for family, on in asked.items() if on)
+        wanted = frozenset(family for family, on in requested.items() if on)
         values = {one.option.name: one.value for one in self._view.loaded.settings}
         for family in sorted(wanted):
             if why := self._conflict(values):
@@ -92,9 +95,9 @@ class BigTcpRequirements:
 
 
 class BigTcp:
-    """Sets uplinks' limits at the start, where BIG TCP is off back to 64 KiB, and those of later uplinks."""
+    """Sets the limits of uplinks at start and of later uplinks. Without BIG TCP they are reset to 64 KiB."""
 
-    on: frozenset[Family]
+    enabled: frozenset[Family]
     """The families that have it, once the hook has run."""
     limits: OffloadLimits
     """Of pods' links, on both ends."""
@@ -109,19 +112,24 @@ class BigTcp:
         jobs: Jobs,
         log: Logger,
     ) -> None:
-        self.on = frozenset()
+        self.enabled = frozenset()
+        """The enabled families, after the start hook."""
         self.limits = OffloadLimits()
+        """The limits of both ends of pods' links."""
         self._requirements = requirements
         self._devices = devices
         self._links = links
         self._log = log
-        self._done: set[int] = set()
-        """Uplinks that have their limits, or do not take them, by index."""
+        self._configured: set[int] = set()
+        """Indexes of uplinks that have their limits, or do not support them."""
         lifecycle.append(Hook("set up BIG TCP", self._start))
-        jobs.observe("watch devices", devices.changes, self._follow)
+        jobs.observe("watch devices", devices.changes, self._follow_devices)
 
     async def _start(self) -> None:
-        """Raises UsageError; what the kernel or a device cannot do is logged, and BIG TCP is off then."""
+        """Set the limits. If the kernel or a device does not support BIG TCP, log that and disable it.
+
+        Raises UsageError.
+        """
         wanted = self._requirements.families()
         uplinks = native_uplinks(self._devices.all())
         supported = self._supported()
@@ -132,11 +140,11 @@ class BigTcp:
         if wanted and not uplinks:
             self._log.warning("BIG TCP is off: no device is found through which packets leave the node")
         elif wanted & supported:
-            self._switch_on(wanted & supported, uplinks)
-        if (error := self._set(uplinks)) and self.on:
+            self._enable(wanted & supported, uplinks)
+        if (error := self._set_limits(uplinks)) and self.enabled:
             self._log.warning("BIG TCP is off: a device does not take its packets", error=error)
-            self.on, self.limits = frozenset(), OffloadLimits()
-            error = self._set(uplinks)
+            self.enabled, self.limits = frozenset(), OffloadLimits()
+            error = self._set_limits(uplinks)
         if error:
             self._log.warning("GSO and GRO limits of devices not set to 64 KiB", error=error)
 
@@ -145,8 +153,8 @@ class BigTcp:
         shown = {Family.IPV4: known.limits.gso_ipv4, Family.IPV6: known.largest}
         return frozenset(family for family, size in shown.items() if size)
 
-    def _switch_on(self, families: frozenset[Family], uplinks: Iterable[Device]) -> None:
-        """With packets that every uplink takes which takes larger ones at all."""
+    def _enable(self, families: frozenset[Family], uplinks: Iterable[Device]) -> None:
+        """Choose the largest size that every uplink supports, without uplinks limited to 64 KiB."""
         largest = LARGEST
         for device in uplinks:
             found = self._offloads(device)
@@ -156,10 +164,10 @@ class BigTcp:
                 largest = size
         six = largest if Family.IPV6 in families else USUAL_PACKET
         four = largest if Family.IPV4 in families else USUAL_PACKET
-        self.on, self.limits = families, OffloadLimits(gro=six, gso=six, gro_ipv4=four, gso_ipv4=four)
+        self.enabled, self.limits = families, OffloadLimits(gro=six, gso=six, gro_ipv4=four, gso_ipv4=four)
 
     def _offloads(self, device: Device) -> Offloads | None:
-        """None of one that is removed meanwhile."""
+        """Return the device's limits; None if it has been removed."""
         try:
             return self._links.offloads(device.ifindex)
         except NetlinkError as error:
@@ -167,46 +175,46 @@ class BigTcp:
                 return None
             raise
 
-    def _set(self, uplinks: Iterable[Device]) -> str:
-        """Give uplinks their limits; the error of the last that does not take them, or empty."""
-        refused = ""
+    def _set_limits(self, uplinks: Iterable[Device]) -> str:
+        """Set the limits of uplinks; return the error of the last uplink that failed, or ""."""
+        failure = ""
         for device in uplinks:
-            self._done.add(device.ifindex)
+            self._configured.add(device.ifindex)
             try:
                 if (now := self._offloads(device)) is None:
                     continue
-                wanted = self.limits if self.on else now.limits.reduced(USUAL_PACKET)
+                wanted = self.limits if self.enabled else now.limits.reduced(USUAL_PACKET)
                 if now.limits == wanted:
                     continue
                 self._links.set_offloads(device.ifindex, wanted)
             except NetlinkError as error:
-                refused = f"{device.name}: {error}"
+                failure = f"{device.name}: {error}"
                 continue
             sizes = {"ipv6": wanted.gso, "ipv4": wanted.gso_ipv4}
             self._log.info("largest packets of GSO and GRO set", device=device.name, **sizes)
-        return refused
+        return failure
 
-    async def _follow(self, _: list[Change[int, Device]]) -> None:
-        """Uplinks that have come since the start."""
+    async def _follow_devices(self, _: list[Change[int, Device]]) -> None:
+        """Set the limits of new uplinks."""
         uplinks = native_uplinks(self._devices.all())
-        self._done &= {device.ifindex for device in self._devices.all()}
-        later = [device for device in uplinks if device.ifindex not in self._done]
-        if self.on and (error := self._set(later)):
+        self._configured &= {device.ifindex for device in self._devices.all()}
+        later = [device for device in uplinks if device.ifindex not in self._configured]
+        if self.enabled and (error := self._set_limits(later)):
             self._log.warning("device does not take packets of BIG TCP", error=error)
 
 
 def big_tcp_features(big_tcp: BigTcp) -> Member[Collector]:
-    """The families with BIG TCP as a feature in use."""
+    """Return the collector of the families with BIG TCP."""
 
     def which() -> str:
-        return _NAMES[sum(1 << place for place, family in enumerate(Family) if family in big_tcp.on)]
+        return _NAMES[sum(1 << place for place, family in enumerate(Family) if family in big_tcp.enabled)]
 
     return features("big-tcp-features", lambda: {"adv_connect_and_lb_big_tcp_enabled": which()})
 
 
 cell = module(
     "big-tcp",
-    "Packets of more than 64 KiB",
+    "BIG TCP",
     config(BigTcpSettings),
     provide(BigTcp, big_tcp_features),
     provide_private(BigTcpRequirements),

@@ -1,8 +1,9 @@
-"""The node's network devices and their addresses, as a table.
+"""The table ``devices``: the node's network devices and their addresses, without pods' links.
 
-Source: watches rtnetlink, fills Table[int, Device] (key: ifindex). Pods' links (lxc*, tmp*) are left out.
-Why:    the pod range, the MTU and the host addresses in the datapath's maps follow from the devices, and
-        change with them.
+Source: rtnetlink notifications; fills Table[int, Device] (key: ifindex). Links named lxc* and tmp* are left
+out.
+
+Why: the pod range, the MTU and the host addresses in BPF maps depend on the devices and change with them.
 """
 
 from __future__ import annotations
@@ -49,27 +50,28 @@ __all__ = [
 ]
 
 
-# Which devices are the node's uplinks.
+# Settings.
 
 ANY: Final = "+"
-"""At the end of a name: any that begins so, as iptables has it."""
+"""Suffix of a name that matches every name with the prefix, as in iptables."""
 _NAME: Final = re.compile(r"[^\s/:+]{1,15}|[^\s/:+]{0,14}\+")
-_SHOWN: Final = 32
-"""Characters of a wrong name that an error shows."""
+_MAX_SHOWN: Final = 32
+"""Maximum number of characters of an invalid name in an error."""
 
 
 class DeviceSettings(Settings, frozen=True):
-    """Which devices are the node's uplinks."""
+    """Selection of the node's uplinks."""
 
     devices: tuple[str, ...] = ()
-    """Devices through which packets leave the node; eth+ matches all names that start with eth; unset: every
-    device that is up and has an address. They determine the node's address and the pods' MTU."""
+    """Uplinks of the node; eth+ matches all names that start with eth. They determine the node's address and
+    the pods' MTU. Unset: every device that is up and has an address.
+    """
 
     def faults(self) -> Iterator[str]:
-        """What no device can be called (kernel: dev_valid_name in net/core/dev.c)."""
+        """Yield an error for names that no device can have (kernel: dev_valid_name in net/core/dev.c)."""
         wrong = [name for name in self.devices if not _NAME.fullmatch(name)]
         if wrong:
-            shown = wrong[0] if len(wrong[0]) <= _SHOWN else f"{wrong[0][:_SHOWN]}..."
+            shown = wrong[0] if len(wrong[0]) <= _MAX_SHOWN else f"{wrong[0][:_MAX_SHOWN]}..."
             yield (
                 f"devices={','.join(self.devices)}: {shown} is not a name of a device; expected names such as"
                 " eth0, or eth+"
@@ -77,32 +79,31 @@ class DeviceSettings(Settings, frozen=True):
 
 
 def matches(wanted: str, name: str) -> bool:
-    """Whether a device's name is the wanted one, or begins with what precedes its +."""
+    """Whether a device's name is ``wanted``, or starts with the prefix before its ``+``."""
     return name.startswith(wanted.removesuffix(ANY)) if wanted.endswith(ANY) else name == wanted
 
 
-# A network device of the node, and what follows from all of them.
+# Devices, uplinks, and the pods' MTU.
 
-OTHERS = ("docker", "cni", "podman", "virbr")
-"""How the names of other plugins' bridges begin; they are native only if ``devices`` names them."""
-OTHER_KINDS = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
-"""Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
+OTHER_PLUGIN_PREFIXES = ("docker", "cni", "podman", "virbr")
+"""Name prefixes of other plugins' bridges, which are native only if ``devices`` names them."""
+EXCLUDED_KINDS = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
+"""Tunnels of other networks, and virtual devices; native only if ``devices`` names them."""
 MAC_LENGTH = 6
-BARE_LENGTHS = (0, 4, 16)
-"""Of devices without Ethernet headers: they have no address, or a tunnel's (linux/if_arp.h)."""
+L3_ADDRESS_LENGTHS = (0, 4, 16)
+"""Lengths of link-layer addresses without Ethernet headers: none, or a tunnel's (linux/if_arp.h)."""
 OURS = "cilium_"
-"""How names of the agent's own devices begin."""
+"""Name prefix of the agent's own devices."""
 LOOPBACK = "lo"
 DEFAULT_MTU = 1500
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One link of the node that is not a pod's, with its addresses: IPv4, then IPv6.
+    """A link of the node, except pods' links, with its addresses: IPv4, then IPv6.
 
-    Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out:
-    every link has one, and nothing follows from it.
-
-    ``kind`` is what rtnetlink calls it ("veth", "vxlan" …), "" for hardware and lo.
+    The addresses of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left
+    out: every link has one, and nothing depends on it. ``kind`` is rtnetlink's IFLA_INFO_KIND ("veth",
+    "vxlan"), "" for hardware and lo.
     """
 
     ifindex: int
@@ -113,35 +114,37 @@ class Device(msgspec.Struct, frozen=True):
     up: bool
     addresses: tuple[IPInterface, ...]
     selected: bool = True
-    """Whether the setting ``devices`` lets it be an uplink."""
+    """Whether the setting ``devices`` permits it as an uplink."""
     named: bool = False
-    """Whether that setting names it: programs are on it though its name or kind looks like others'."""
+    """Whether that setting names it: then it gets programs, regardless of its name prefix and kind."""
 
     @property
     def has_ethernet(self) -> bool:
-        """Whether its packets begin with an Ethernet header; of L3 devices (tun, wireguard) they do not."""
+        """Whether packets have an Ethernet header; those of L3 devices (tun, wireguard) have none."""
         return len(self.mac) == MAC_LENGTH
 
 
 def uplinks(devices: Iterable[Device]) -> list[Device]:
-    """The devices packets may leave the node through, by index: addressed() and selected, but not lo."""
+    """Return the devices through which packets leave the node: addressed() and selected, except lo."""
     return [device for device in addressed(devices) if device.selected and device.name != LOOPBACK]
 
 
 def native_uplinks(devices: Iterable[Device]) -> list[Device]:
-    """Those of uplinks() that programs are on, by index."""
+    """Return the uplinks() to which programs are attached, by index."""
     return [each for each in uplinks(devices) if _is_native(each)]
 
 
 def _is_native(device: Device) -> bool:
-    """Whether programs can be on the device, and it leads out."""
-    if not device.has_ethernet and len(device.mac) not in BARE_LENGTHS:
-        return False  # the format of its packets is unknown here
-    return device.named or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
+    """Whether programs can be attached to the device, and it leads outside."""
+    if not device.has_ethernet and len(device.mac) not in L3_ADDRESS_LENGTHS:
+        return False  # unknown packet format
+    return device.named or not (
+        device.name.startswith(OTHER_PLUGIN_PREFIXES) or device.kind in EXCLUDED_KINDS
+    )
 
 
 def addressed(devices: Iterable[Device]) -> list[Device]:
-    """The devices with which the node is in some network, by index: up, not ours, with an address."""
+    """Return the devices that connect the node to a network, by index: up, not ours, with an address."""
     return sorted(
         (
             device
@@ -155,55 +158,55 @@ def addressed(devices: Iterable[Device]) -> list[Device]:
 
 
 class PodMtu:
-    """Called, it gives the MTU of pods' links, in bytes.
+    """Returns, when called, the MTU of pods' links in bytes.
 
-    It is what is configured, else the smallest of the uplinks, else 1500.
+    It is the configured MTU, else the smallest one of the uplinks, else 1500.
     """
 
     def __init__(self, agent: AgentConfig, devices: Table[int, Device]) -> None:
         self._configured = agent.mtu
         self.devices = devices
-        """What it follows from."""
-        self._found = (-1, DEFAULT_MTU)
-        """At which revision of the devices, and what."""
+        """The table that the MTU depends on."""
+        self._cached = (-1, DEFAULT_MTU)
+        """The revision of the table, and the MTU computed from it."""
 
     def __call__(self) -> int:
         if self._configured:
             return self._configured
         revision = self.devices.revision
-        if self._found[0] != revision:
-            self._found = (
+        if self._cached[0] != revision:
+            self._cached = (
                 revision,
                 min((one.mtu for one in uplinks(self.devices.all())), default=DEFAULT_MTU),
             )
-        return self._found[1]
+        return self._cached[1]
 
 
-# Keeps Table[int, Device] equal to the kernel.
+# Synchronisation of the table with the kernel.
 #
-# Events are hints: they say that something changed, never what. After a burst everything is listed again.
+# Notifications are hints that something has changed. After a burst of them, all devices are listed again.
 
 SETTLE = 0.05
-"""Seconds that hints are gathered after the first."""
+"""Seconds in which notifications after the first one are combined."""
 
 
 class Kernel(Protocol):
-    """The node's devices, as far as this cell touches them."""
+    """Lists the node's devices and watches for changes."""
 
     def devices(self) -> list[Device]:
-        """Every device now."""
+        """Return all devices."""
         ...
 
     def subscribed(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """While it is open, the callable waits until something has changed since its last call.
+        """Subscribe to changes; the callable waits for a change since its last call.
 
-        It raises when changes may have been missed: subscribe again.
+        It raises if notifications may have been lost; then subscribe again.
         """
         ...
 
 
 class DeviceSource:
-    """Writes the table: once before the start goes on, then whenever something changed."""
+    """Fills the table: once at start, then after every change."""
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class DeviceSource:
         self._first.done()
 
     async def hints(self) -> AsyncIterator[None]:
-        """One item right after subscribing (what came before was missed), then one per burst of changes."""
+        """Yield once after subscribing (earlier changes were missed), then once per burst of changes."""
         async with self._kernel.subscribed() as changed:
             yield
             while True:
@@ -235,7 +238,7 @@ class DeviceSource:
                 yield
 
     def refresh(self) -> None:
-        """Make the table equal to what the kernel has now."""
+        """Update the table to the kernel's devices."""
         found = {device.ifindex: self._selected(device) for device in self._kernel.devices()}
         with self._table.txn() as txn:
             for known in self._table.all():
@@ -245,7 +248,7 @@ class DeviceSource:
                 txn.put(device)
 
     def missing(self) -> list[str]:
-        """What the setting ``devices`` names and the node does not have."""
+        """Return names in the setting ``devices`` that match no device."""
         names = [device.name for device in self._table.all()]
         return [
             wanted for wanted in self._settings.devices if not any(matches(wanted, name) for name in names)
@@ -260,13 +263,13 @@ class DeviceSource:
 def device_table(
     kernel: Kernel, settings: DeviceSettings, lifecycle: Lifecycle, jobs: Jobs, health: Health, log: Logger
 ) -> Table[int, Device]:
-    """The table by ifindex. What needs it starts once it holds the devices there are."""
+    """Return the table, by ifindex. Its dependents start after the first list."""
     table: Table[int, Device] = Table("devices", key=lambda device: device.ifindex)
     source = DeviceSource(table, kernel, settings)
     selection = health.child("selection")
 
     def report() -> str:
-        """What is wrong with the selection, empty if nothing."""
+        """Report the selection to health; return the error, or ""."""
         if missing := source.missing():
             wrong = f"devices names {', '.join(missing)}: the node has no such device"
             selection.degraded(wrong)
@@ -288,20 +291,23 @@ def device_table(
     return table
 
 
-# The node's devices in the real kernel.
+# rtnetlink.
 #
-# A pod makes a handful of link events, and one of its link's IPv6 address: a filter keeps those in the
-# kernel.
+# Every pod causes a few link notifications, and one of its link-local IPv6 address. A socket filter drops
+# them in the kernel.
 
-PODS = ("lxc", "tmp")
-"""How names of pods' links begin: ``lxc`` for good, ``tmp`` until the stock plugin has moved a peer."""
+POD_PREFIXES = ("lxc", "tmp")
+"""Name prefixes of pods' links: ``lxc``, and ``tmp`` until Cilium's plugin has moved the peer into the pod.
+"""
 
 _RTMGRP_LINK = 0x1
 _RTMGRP_IPV4_IFADDR = 0x10
 _RTMGRP_IPV6_IFADDR = 0x100
 _RTM_NEWLINK, _RTM_DELLINK = 16, 17
 _RTM_NEWADDR, _RTM_DELADDR = 20, 21
-_LINK_LOCAL = 0x0A0000FD  # the first word of an ifaddrmsg, but its length and flags: AF_INET6, RT_SCOPE_LINK
+_LINK_LOCAL = (
+    0x0A0000FD  # first word of an ifaddrmsg without prefix length and flags: AF_INET6, RT_SCOPE_LINK
+)
 _IFLA_IFNAME = 3
 
 # Offsets in a message: nlmsghdr 16, then ifaddrmsg 8, or ifinfomsg 16 and an attribute's header 4.
@@ -325,17 +331,17 @@ FILTER = (
     (RETURN, 0, 0, PASS),
     (RETURN, 0, 0, DROP),
 )
-"""Lets everything through but news of links with names of :data:`PODS`, and of link-local IPv6 addresses."""
+"""A socket filter that drops notifications of pods' links, and of link-local IPv6 addresses."""
 
 
 class NetlinkKernel:
-    """Lists with packed messages, watches without reading any."""
+    """The node's devices by rtnetlink. Notifications are only counted, not parsed."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links
 
     def devices(self) -> list[Device]:
-        """Every link but the pods'; 1 ms for a hundred."""
+        """Return every link except pods'; takes 1 ms for a hundred links."""
         addresses = self._links.addresses()
         return [
             Device(
@@ -347,21 +353,21 @@ class NetlinkKernel:
                 link.up,
                 tuple(address for address in addresses.get(link.ifindex, ()) if not link_local6(address.ip)),
             )
-            for link in self._links.links(without=PODS)
+            for link in self._links.links(without=POD_PREFIXES)
         ]
 
     def subscribed(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """Links and addresses. A socket that overran (ENOBUFS) or broke raises from the wait."""
+        """Subscribe to links and addresses. Raises from the wait if the socket overran (ENOBUFS)."""
         return subscribed(_RTMGRP_LINK | _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR, FILTER)
 
 
 def link_local6(address: IPAddress) -> bool:
-    """Whether it is an IPv6 address that every link has by itself, and that means nothing off the link."""
+    """Whether it is an IPv6 link-local address."""
     return address.version == 6 and address.is_link_local
 
 
 def netlink_kernel(links: HostLinks) -> Kernel:
-    """The real kernel of the device table."""
+    """Return the kernel's devices by rtnetlink."""
     return NetlinkKernel(links)
 
 

@@ -1,9 +1,10 @@
-"""Which addresses are on this node, and the owner of each: the node itself, or an endpoint.
+"""The owners of the node's local addresses: the node itself, or endpoints; the only writer of cilium_lxc.
 
-Reconciler: other cells claim addresses, for the node or for an endpoint. The claim that counts is the
-            address's row in the map cilium_lxc, and is its only writer; if both have one, the node's is used.
-Why:        an address may be the node's and a pod's at once. Neither needs to know of the other: where the
-            node gives it up, the pod's counts again.
+Reconciler: other cells claim addresses for the node or an endpoint; the effective claim is the address's
+entry in the map. If both have a claim, the node's is effective.
+
+Why: an address may be claimed by the node and by a pod. When the node drops its claim, the pod's becomes
+effective again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,26 +23,26 @@ from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, minu
 __all__ = ["LocalAddress", "LocalAddresses", "LxcTarget", "cell"]
 
 
-# The rows of cilium_lxc: written where they differ, compared as a whole now and then.
+# Rows, and the map cilium_lxc as a target.
 
 HOST: Final = LxcValue(flags=LXC_HOST)
-"""What an address of the node itself has in cilium_lxc."""
+"""The entry of the node's own addresses in cilium_lxc."""
 
 
 class LocalAddress(msgspec.Struct, frozen=True):
-    """The owner of an address of this node; a row of the table ``local-addresses``."""
+    """A row of the table ``local-addresses``: an address of this node and its owner."""
 
     ip: IPAddress
     host: bool
-    """Whether the node itself has it; then no endpoint gets its packets."""
+    """Whether the node has the address; then no endpoint gets its packets."""
     endpoint: int = 0
-    """The number of the endpoint that has it, or would have it if the node did not; 0: none."""
+    """The id of the endpoint that claims it, effective or not; 0 without one."""
     row: LxcValue | None = None
-    """What that endpoint has in cilium_lxc."""
+    """The endpoint's entry in cilium_lxc."""
 
     @property
     def value(self) -> LxcValue:
-        """What the address has in cilium_lxc."""
+        """The effective entry in cilium_lxc."""
         return HOST if self.host or self.row is None else self.row
 
 
@@ -49,22 +50,22 @@ LxcTarget = MapTarget[IPAddress, LocalAddress, LxcValue]
 
 
 def lxc_target(maps: Callable[[], Map]) -> LxcTarget:
-    """The map cilium_lxc as the target of a reconciler."""
+    """Return the map cilium_lxc as a reconciler's target."""
     keys = Codec[IPAddress](lambda ip: LxcKey(ip).pack(), lambda key: LxcKey.unpack(key).ip)
     return MapTarget(lambda: (maps(),), keys, record(LxcValue), lambda row: row.value)
 
 
-# Claims of addresses: by the node and by endpoints, in the map at once.
+# Claims of addresses by the node and by endpoints.
 #
-# A claim is in the map when the call returns: that of a pod's address must be, before its link comes up. The
-# sweep is for what others changed, what the kernel refused, and what an earlier agent left.
+# A claim is in the map when the call returns, because a pod's address must be before its link comes up. The
+# sweep corrects changes by other programs, failed writes, and entries of the previous run.
 
 
 class LocalAddresses:
-    """The owner of every address of this node.
+    """Claims of the node's local addresses.
 
-    A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
-    Until all of them are done, no row of the map goes for want of a claim.
+    A source of initial claims registers ``table.initializer()`` in its constructor. Until all are done, no
+    unclaimed entry is deleted from the map.
     """
 
     def __init__(
@@ -72,22 +73,25 @@ class LocalAddresses:
         table: Table[IPAddress, LocalAddress],
         rows: MapTable[IPAddress, LocalAddress, LxcValue],
         log: Logger,
-        refused: Callable[[], object] = lambda: None,
+        write_failed: Callable[[], object] = lambda: None,
     ) -> None:
-        """``refused`` is called when the kernel refused a row: a sweep is due."""
+        """``write_failed`` is called after a failed write: a sweep is due."""
         self.table = table
-        """The claims that count, by address."""
+        """Claims by address."""
         self._rows = rows
         self._log = log
-        self._refused = refused
+        self._write_failed = write_failed
 
     @property
     def leftovers(self) -> Mapping[IPAddress, LxcValue]:
-        """Rows of the map that are not claimed yet; raises NotStartedError before the map was read."""
+        """Unclaimed entries of the previous run. Raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
     def put_endpoint(self, ips: Iterable[IPAddress], value: LxcValue) -> None:
-        """The endpoint of this value has the addresses. Raises OSError: then the claims are as they were."""
+        """Claim addresses for an endpoint, with this entry.
+
+        Raises OSError; then the claims are unchanged.
+        """
         rows: dict[IPAddress, LocalAddress | None] = {}
         for ip in ips:
             known = self.table.get(ip)
@@ -95,9 +99,9 @@ class LocalAddresses:
         self._write(rows, undo=True)
 
     def drop_endpoint(self, ip: IPAddress, endpoint_id: int) -> None:
-        """The endpoint has the address no more; another endpoint that has it by now keeps it.
+        """Drop an endpoint's claim of an address, unless another endpoint has claimed it since.
 
-        Raises OSError when the kernel refuses: the claim is removed, the row follows with the next sweep.
+        Raises OSError; then the claim is removed, and the next sweep deletes the entry.
         """
         known = self.table.get(ip)
         if known is None:
@@ -108,33 +112,33 @@ class LocalAddresses:
             self._remove(LocalAddress(ip, known.host))
 
     def keep(self, ips: Iterable[IPAddress]) -> None:
-        """The endpoints that have these addresses in the map keep them, as an earlier agent wrote it.
+        """Claim addresses for the endpoints of their entries in the map, without writing it.
 
-        Rows of the node, and addresses without a row, are left out. The map is not written.
+        The node's entries are skipped, as are addresses without an entry.
         """
         found = {ip: left for ip in ips if (left := self.leftovers.get(ip)) is not None and not left.is_host}
         self._rows.adopt({ip: LocalAddress(ip, False, left.endpoint_id, left) for ip, left in found.items()})
 
     def put_host(self, ip: IPAddress) -> None:
-        """The node itself has the address. Raises OSError: then the claim is as it was."""
+        """Claim the address for the node. Raises OSError; then the claim is unchanged."""
         known = self.table.get(ip)
-        if (loses := self._endpoint_of(ip)) is not None:
-            text = "an address of this node belonged to an endpoint, which loses it"
-            self._log.warning(text, ip=str(ip), endpoint=loses)
+        if (endpoint_id := self._endpoint_of(ip)) is not None:
+            text = "address of this node belongs to an endpoint, which no longer receives its packets"
+            self._log.warning(text, ip=str(ip), endpoint=endpoint_id)
         row = LocalAddress(ip, True) if known is None else structs.replace(known, host=True)
         self._write({ip: row}, undo=True)
 
     def drop_host(self, ip: IPAddress) -> None:
-        """The node has the address no more; an endpoint that claims it has it now.
+        """Drop the node's claim; an endpoint's claim becomes effective.
 
-        Raises OSError when the kernel refuses: the claim is removed, the row follows with the next sweep.
+        Raises OSError; then the claim is removed, and the next sweep writes the entry.
         """
         known = self.table.get(ip)
         if known is not None and known.host:
             self._remove(structs.replace(known, host=False))
 
     def _endpoint_of(self, ip: IPAddress) -> int | None:
-        """The endpoint that gets the address's packets now."""
+        """Return the endpoint with the effective claim, or None."""
         known = self.table.get(ip)
         if known is not None:
             return None if known.host or known.row is None else known.endpoint
@@ -142,7 +146,7 @@ class LocalAddresses:
         return None if left is None or left.is_host else left.endpoint_id
 
     def _remove(self, row: LocalAddress) -> None:
-        """Leave what is left of the claims: ``row``, or nothing."""
+        """Write the remaining claim ``row``, or remove the row if there is none."""
         claimed = row.host or row.row is not None
         self._write({row.ip: row if claimed else None})
 
@@ -150,22 +154,22 @@ class LocalAddresses:
         try:
             self._rows.write(rows, undo=undo)
         except OSError:
-            self._refused()
+            self._write_failed()
             raise
 
 
-# How the cell of local addresses is put together.
+# Assembly of the cell.
 
 SWEEP: Final = minutes(1)
 
 
 def local_address_table() -> Table[IPAddress, LocalAddress]:
-    """The ``local-addresses`` table, by address."""
+    """Return the ``local-addresses`` table, by address."""
     return Table("local-addresses", key=lambda row: row.ip)
 
 
 def lxc_map(maps: Maps) -> LxcTarget:
-    """The map cilium_lxc."""
+    """Return the map cilium_lxc as a target."""
     return lxc_target(lambda: maps.lxc)
 
 
@@ -178,9 +182,9 @@ def local_addresses(
     tables: Tables,
     log: Logger,
 ) -> LocalAddresses:
-    """The owner of every address, once its hook has read what an earlier agent left.
+    """Return LocalAddresses; its hook reads the map.
 
-    The map is swept when all sources are known, every minute, and when the kernel refused a row.
+    The map is swept when all sources are initialized, every minute, and after a failed write.
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
     tables.add(rows.reconciler.statuses)

@@ -1,9 +1,10 @@
-"""The pods' gateway: its addresses, one of each family, and the devices cilium_host and cilium_net.
+"""The router: the pods' gateway addresses, one per family, on the devices cilium_host and cilium_net.
 
-Reconciler: claims the addresses, then keeps the pair, its programs, addresses and routes as the table
-            ``router`` has them, and has Sysctls restore the kernel settings.
-Why:        pods' routes name these addresses, so they outlive restarts; they are claimed after the pods' own,
-            so that a new choice is never the address of a running pod.
+Reconciler: claims the addresses, then reconciles devices, programs, addresses and routes with the table
+``router``; Sysctls restores the kernel settings.
+
+Why: pods' routes contain these addresses, so they must survive restarts. They are claimed after the pods' own
+addresses, so that a new one is never that of a running pod.
 """
 
 import re
@@ -26,7 +27,7 @@ from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError, PodRange
-from cells.node.router_kernel import HOST, NET, RouterKernel, RouterObject, lasting, wanted
+from cells.node.router_kernel import HOST, NET, RouterKernel, RouterObject, router_objects, without_link_local
 from cells.node.sysctl import Sysctls
 from lifecycle import (
     HiveError,
@@ -50,13 +51,13 @@ from lifecycle.tables import ReconcileError
 __all__ = ["Addressing", "RestoredPods", "Router", "cell"]
 
 
-# Which kernel settings the way through cilium_host depends on.
+# Kernel settings for packets through cilium_host.
 #
 # Source: Cilium 1.17; kernel Documentation/networking/ip-sysctl.rst.
 
 
 def router_settings() -> dict[str, str]:
-    """Names and values: packets of pods come in on links that have no route back to them."""
+    """Return kernel settings for cilium_host: pods' packets arrive on links without a route back to them."""
     device_settings = {"rp_filter": "0", "forwarding": "1", "accept_local": "1", "send_redirects": "0"}
     return {"net/ipv4/conf/all/rp_filter": "0"} | {
         f"net/ipv4/conf/{device}/{name}": value
@@ -66,7 +67,7 @@ def router_settings() -> dict[str, str]:
 
 
 def router_settings6() -> dict[str, str]:
-    """Names and values for IPv6. Forwarding is a setting of the whole node; see :func:`listening`."""
+    """Return kernel settings for IPv6. Forwarding is node-wide; see :func:`accept_ra_settings`."""
     device_settings = {"disable_ipv6": "0", "accept_ra": "0", "forwarding": "1"}
     return {
         f"net/ipv6/conf/{device}/{name}": value
@@ -75,64 +76,63 @@ def router_settings6() -> dict[str, str]:
     } | {"net/ipv6/conf/all/forwarding": "1"}
 
 
-def listening(devices: Iterable[str], read: Callable[[str], str | None]) -> dict[str, str]:
-    """What must be written before IPv6 is forwarded, once: whether to listen on is for the node to say.
+def accept_ra_settings(devices: Iterable[str], read: Callable[[str], str | None]) -> dict[str, str]:
+    """Return settings to write once before IPv6 forwarding is enabled.
 
-    Forwarding ends what routers have advertised to a device, the default route too, unless its accept_ra
-    is 2: so that is what devices get that listen to routers so far.
+    With forwarding, a device ignores router advertisements and loses the routes from them, including the
+    default route, unless its accept_ra is 2. Devices that accept them now therefore get 2. They are not
+    restored later: the node's administrator decides.
     """
-    return {f"net/ipv6/conf/{name}/accept_ra": "2" for name in devices if _listens(name, read)}
+    return {f"net/ipv6/conf/{name}/accept_ra": "2" for name in devices if _accepts_ra(name, read)}
 
 
-def _listens(device: str, read: Callable[[str], str | None]) -> bool:
-    """Whether routers' advertisements change the device's addresses and routes now."""
+def _accepts_ra(device: str, read: Callable[[str], str | None]) -> bool:
+    """Whether the device accepts router advertisements now."""
     accepts, forwards = (read(f"net/ipv6/conf/{device}/{name}") for name in ("accept_ra", "forwarding"))
     return accepts == "1" and forwards == "0"
 
 
-# Which address the router has.
-#
-# Source: Cilium 1.17, the router's address; what it was before is in past.py.
+# Choice of the router's address. Source: Cilium 1.17.
 
 OWNER = "router"
 
 
 class RestoredPods(Protocol):
-    """Pods that outlive a restart of the agent; their hook has claimed their addresses."""
+    """Pods of the previous run; their hook has claimed their addresses."""
 
     def strays(self) -> list[IPAddress]:
-        """Their addresses outside this node's ranges, without another route."""
+        """Return their addresses outside this node's ranges that have no route of their own."""
         ...
 
 
 class RouterAllocator(Protocol):
-    """The address allocator, as far as the router needs it. Methods raise IpamError."""
+    """The address allocator. Methods raise IpamError."""
 
     @property
     def ranges(self) -> Mapping[Family, IPNetwork]:
-        """The networks of this node's pods."""
+        """The primary ranges of this node's pods."""
         ...
 
     @property
     def default_pool(self) -> str:
-        """The name of the pool."""
+        """The name of the default pool."""
         ...
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
-        """This address."""
+        """Allocate an address."""
         ...
 
     def allocate_next(self, owner: str, *, family: Family) -> tuple[Allocation, ...]:
-        """A free address of this family."""
+        """Allocate a free address of a family."""
         ...
 
 
 def choose_address(
     family: Family, found: Iterable[IPAddress], addresses: RouterAllocator, log: Logger
 ) -> IPAddress:
-    """Claim the router's address of a family: the first it had before that can be had, else a free one.
+    """Claim the router's address of a family: the first previous one available, else a free one.
 
-    Raises HiveError when the range has none left.
+    Raises HiveError if the range is exhausted.
     """
     lost = False
     for candidate in (ip for ip in found if Family.of(ip) is family):
@@ -152,25 +152,26 @@ def choose_address(
         ) from error
 
 
-# Which addresses the router had before this start.
+# Previous addresses of the router.
 #
 # Source: Cilium 1.17, restoring the router's addresses from globals/node_config.h below the state directory.
 
 FILE: Final = Path("globals", "node_config.h")
-"""Below the directory of the endpoints' states. Only read: we have no such file ourselves."""
+"""Below the directory of the endpoints' states. Only read, because the agent does not write it."""
 
 _RAW: Final = {"cilium.v4.internal.raw ": 4, "cilium.v6.internal.raw ": 6, " ROUTER_IP ": 6}
-"""Markers before sixteen bytes in C, and the family of the address; an IPv4 address is the last four."""
+"""Markers before sixteen bytes in C, and the address family; the last four bytes are an IPv4 address."""
 _GATEWAY: Final = re.compile(r"#define IPV4_GATEWAY (0x[0-9a-fA-F]{1,8})\s*$")
 _BYTE: Final = re.compile(r"0x[0-9a-fA-F]{1,2}")
 
 
-def remembered(
+def previous_addresses(
     pinned: NodeConfig | None, on_device: Iterable[IPAddress], path: Path, log: Logger
 ) -> list[IPAddress]:
-    """The address in the programs' maps, else that of cilium_host, else that in the file.
+    """Return the router's previous addresses: from the pinned maps, cilium_host, and the file.
 
-    The pinned maps come first: anyone may change the device, and the running pods use what the programs know.
+    The pinned maps come first, because running pods depend on them; other programs may have changed the
+    device.
     """
     known = (pinned.router_ip6, pinned.router_ip) if pinned is not None else ()
     found = [ip for ip in known if ip is not None]
@@ -186,11 +187,11 @@ def remembered(
 
 
 def addresses_in(text: str) -> list[IPAddress]:
-    """The router's addresses of a node_config.h, at most one of each family; other lines do not count."""
+    """Return the router's addresses in a node_config.h, at most one per family."""
     found: dict[int, IPAddress] = {}
     for line in text.splitlines():
         if (legacy := _GATEWAY.search(line)) is not None:
-            # a number as the kernel's C reads it: its bytes in memory are the address
+            # an integer in host byte order: its bytes in memory are the address
             found[4] = IPv4Address(int(legacy[1], 16).to_bytes(4, sys.byteorder))
         for marker, version in _RAW.items():
             if marker in line:
@@ -200,7 +201,7 @@ def addresses_in(text: str) -> list[IPAddress]:
     return [found[version] for version in (6, 4) if version in found and int(found[version])]
 
 
-# The router of this node: the addresses its pods send to, and the devices behind it.
+# The router: addresses, devices, programs and routes.
 
 LOOPBACK: Final = "lo"
 INTERVAL: Final = seconds(30)
@@ -211,23 +212,23 @@ _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 _PROTOCOL: Final = 21
-"""Where an rtmsg names who made the route, behind the header of 16 bytes."""
-_BY_PEOPLE: Final = (3, 4)
-"""RTPROT_BOOT, which our own have, and RTPROT_STATIC: not what the kernel or a routing daemon makes."""
+"""Offset of an rtmsg's rtm_protocol, after the header of 16 bytes."""
+_STATIC_PROTOCOLS: Final = (3, 4)
+"""RTPROT_BOOT, which our routes have, and RTPROT_STATIC; not those of the kernel or routing daemons."""
 CHANGED: Final = message_filter(
     (of_types(_RTM_DELQDISC, _RTM_DELTFILTER),),
-    (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PROTOCOL, _BY_PEOPLE)),
+    (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PROTOCOL, _STATIC_PROTOCOLS)),
 )
-"""What may concern the router and does not show in the table of devices."""
+"""Filter of notifications that may concern the router but not the table of devices."""
 
 
 class Addressing(msgspec.Struct, frozen=True):
-    """The node's addresses of one family in the API (NodeAddressingElement)."""
+    """The node's addressing of one family, as in the API (NodeAddressingElement)."""
 
     ip: IPAddress
-    """The router's."""
+    """The router's address."""
     alloc_range: IPNetwork | None
-    """The primary one of pods; None where another IPAM plugin gives the addresses."""
+    """The primary range of pods; None if another IPAM plugin assigns addresses."""
 
 
 class RouterSysctls:
@@ -239,21 +240,21 @@ class RouterSysctls:
         self._devices = devices
 
     def write(self) -> None:
-        """Write them all; those of the pair are lost when the pair is created again."""
+        """Write all settings; a recreated pair has lost its own."""
         self._sysctls.keep(router_settings())
         if self._ipv6:
             others = [each.name for each in self._devices.all() if each.name not in (HOST, NET, LOOPBACK)]
-            self._sysctls.write(listening(others, self._sysctls.read))
+            self._sysctls.write(accept_ra_settings(others, self._sysctls.read))
             self._sysctls.keep(router_settings6())
 
 
 def router_kernel(links: HostLinks, datapath: Datapath, sysctls: RouterSysctls, log: Logger) -> RouterKernel:
-    """The pair of devices."""
+    """Return the reconciler's target for the pair of devices."""
     return RouterKernel(links, datapath, log, write_settings=sysctls.write)
 
 
 class RouterAddresses:
-    """Claims the router's addresses: what it had before, or what is set."""
+    """Claims the router's addresses: configured ones, previous ones, or new ones."""
 
     def __init__(
         self,
@@ -267,20 +268,23 @@ class RouterAddresses:
     ) -> None:
         self._ipam = ipam
         self.own_routes = routing.own_routes
-        """Whether each pod has a route of its own over its link."""
+        """Whether each pod has its own route over its link (enable-endpoint-routes)."""
         self._links = links
         self._datapath = datapath
         self._devices = devices
-        self._past = agent.state / FILE
+        self._header_file = agent.state / FILE
         self._log = log
 
     @property
     def ranges(self) -> Mapping[Family, IPNetwork]:
-        """The networks of this node's pods."""
+        """The primary ranges of this node's pods."""
         return self._ipam.ranges
 
     def claim(self) -> dict[Family, Addressing]:
-        """Of each family that is on; no pod gets them, nor the node's own. Raises HiveError."""
+        """Claim an address per enabled family, and exclude the node's own from allocation.
+
+        Raises HiveError.
+        """
         local = self._ipam.local_routers
         if local and not self.own_routes:
             raise UsageError(
@@ -290,22 +294,24 @@ class RouterAddresses:
             for address in device.addresses:
                 self._ipam.exclude(address.ip, "node-ip")
         host = self._links.find(HOST)
-        on_device = lasting(self._links.addresses().get(host.ifindex, ())) if host is not None else []
-        before = remembered(
-            self._datapath.known_node(), [each.ip for each in on_device], self._past, self._log
+        on_device = (
+            without_link_local(self._links.addresses().get(host.ifindex, ())) if host is not None else []
+        )
+        previous = previous_addresses(
+            self._datapath.known_node(), [each.ip for each in on_device], self._header_file, self._log
         )
         ranges = self._ipam.ranges
         found = {
-            family: Addressing(self._address(family, local.get(family), before), ranges.get(family))
+            family: Addressing(self._address(family, local.get(family), previous), ranges.get(family))
             for family in self._ipam.families
         }
         self._ipam.forget_retired()
         return found
 
-    def _address(self, family: Family, local: IPAddress | None, before: Iterable[IPAddress]) -> IPAddress:
-        """The router's: the one that is set, which no pod gets then, or one of the range."""
+    def _address(self, family: Family, local: IPAddress | None, previous: Iterable[IPAddress]) -> IPAddress:
+        """Return the configured address, excluded from allocation, or one of the range."""
         if local is None:
-            return choose_address(family, before, self._ipam, self._log)
+            return choose_address(family, previous, self._ipam, self._log)
         self._ipam.exclude(local, OWNER)
         if self._ipam.covers(local):
             self._log.warning(f"local-router-{family} is in this node's range of pods", address=str(local))
@@ -313,10 +319,10 @@ class RouterAddresses:
 
 
 class Router:
-    """Made by its hook, after restored endpoints have claimed their addresses; the devices stay at stop.
+    """Sets up the router in its hook, after restored endpoints have claimed addresses; it stays after a stop.
 
-    While the agent runs, what is removed or changed is made right again: at once on a kernel event, else
-    within half a minute.
+    While the agent runs, changes by other programs are reverted: after a kernel notification, or within 30
+    seconds.
     """
 
     endpoint_routes: bool
@@ -340,53 +346,54 @@ class Router:
         self._restored = restored
         self._addresses = addresses
         self.endpoint_routes = addresses.own_routes
+        """Whether each pod has its own route (enable-endpoint-routes)."""
         self._kernel = kernel
         self._sysctls = sysctls
         self._ranges = ranges
         self._mtu = mtu
         self._log = log
-        self._made: Mapping[Family, Addressing] | None = None
-        self._objects = devices.derive(self._wanted, name="router")
+        self._addressing: Mapping[Family, Addressing] | None = None
+        self._objects = devices.derive(self._desired_objects, name="router")
         self._reconciler = Reconciler(self._objects, self._kernel, full_every=INTERVAL)
         tables.add(self._objects, self._reconciler.statuses)
         lifecycle.append(Hook("set up the router", self._start))
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch devices", devices.changes, self._look_at_devices)
-        jobs.observe("watch ranges of pods", ranges.changes, self._look_at_ranges)
-        jobs.observe("watch routes and filters", self._hints, self._look)
+        jobs.observe("watch devices", devices.changes, self._follow_devices)
+        jobs.observe("watch ranges of pods", ranges.changes, self._follow_ranges)
+        jobs.observe("watch routes and filters", self._hints, self._trigger)
 
     @property
     def gateways(self) -> tuple[IPAddress, ...]:
-        """The pods' gateways, one of each family that is on: IPv6, then IPv4."""
+        """The pods' gateways, one per enabled family: IPv6, then IPv4."""
         return tuple(each.ip for each in self.addressing().values())
 
     def addressing(self) -> Mapping[Family, Addressing]:
-        """What pods and plugins must know, by family: IPv6, then IPv4; without those that are off."""
-        if self._made is None:
+        """Return router address and pod range by enabled family: IPv6, then IPv4."""
+        if self._addressing is None:
             raise NotStartedError("Router was read before the hook 'set up the router' ran: depend on Router")
-        return self._made
+        return self._addressing
 
-    def _wanted(self, devices: object) -> Mapping[str, RouterObject]:
-        """The objects; they follow the devices, as the pair has the MTU of the pods' links."""
+    def _desired_objects(self, devices: object) -> Mapping[str, RouterObject]:
+        """Return the desired objects. They depend on the devices, because the pair has the pods' MTU."""
         del devices
-        if self._made is None:
+        if self._addressing is None:
             return {}
-        routers = {each.ip: each.alloc_range for each in self._made.values()}
+        routers = {each.ip: each.alloc_range for each in self._addressing.values()}
         others = [each.network for each in self._ranges.all()]
-        return wanted(routers, self._restored.strays(), self._mtu(), others)
+        return router_objects(routers, self._restored.strays(), self._mtu(), others)
 
     async def _start(self) -> None:
-        self._made = self._addresses.claim()
+        self._addressing = self._addresses.claim()
         self._objects.wake()
-        await self._make()
+        await self._initial_sweep()
         self._sysctls.write()
-        addresses = {str(family): str(each.ip) for family, each in self._made.items()}
+        addresses = {str(family): str(each.ip) for family, each in self._addressing.items()}
         self._log.info("router set up", **addresses, device=HOST)
 
-    async def _make(self) -> None:
-        """The first run is part of the start: if it fails, so does the start.
+    async def _initial_sweep(self) -> None:
+        """Reconcile for the first time; an error fails the start.
 
-        Leftovers that cannot be removed do not count: they are harmless, and removing them is retried.
+        Failed removals of old objects are only logged, because those are harmless and removal is retried.
         """
         try:
             await self._reconciler.sweep()
@@ -398,17 +405,17 @@ class Router:
                 raise HiveError(f"Failed to set up the router: {needed[0]}") from needed[0]
             self._log.warning("Failed to remove old router IPs", device=HOST, error=str(error))
 
-    async def _look_at_devices(self, changes: object) -> None:
+    async def _follow_devices(self, changes: object) -> None:
         del changes
         self._reconciler.trigger()
 
-    async def _look_at_ranges(self, _: object) -> None:
-        """Route all ranges; the primary one is published, and the router's address stays."""
-        if self._made is not None:
+    async def _follow_ranges(self, _: object) -> None:
+        """Route all ranges. The primary one is published; the router's address is unchanged."""
+        if self._addressing is not None:
             now = self._addresses.ranges
-            self._made = {
+            self._addressing = {
                 family: Addressing(each.ip, now.get(family, each.alloc_range))
-                for family, each in self._made.items()
+                for family, each in self._addressing.items()
             }
             self._objects.wake()
 
@@ -416,7 +423,7 @@ class Router:
         async for hint in notifications(_RTMGRP_TC | _RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, CHANGED):
             yield hint
 
-    async def _look(self, _: None) -> None:
+    async def _trigger(self, _: None) -> None:
         self._reconciler.trigger()
 
 

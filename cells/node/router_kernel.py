@@ -1,6 +1,6 @@
-"""The veth pair cilium_host and cilium_net, through which the node itself talks to its pods.
+"""The router in the kernel: the veth pair cilium_host and cilium_net, which connects the node to its pods.
 
-Repeating any of it on a pair that is right touches nothing: a restart must not be felt.
+Every operation is a no-op on a configured pair, so that a restart does not disturb traffic.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,71 +21,71 @@ _TX_QUEUE_LENGTH = 1000
 
 
 class RouterLinks(Protocol):
-    """The node's links; cells.netlink.HostLinks. Methods raise NetlinkError."""
+    """The node's links; implemented by cells.netlink.HostLinks. Methods raise NetlinkError."""
 
     def find(self, name: str) -> LinkInfo | None:
-        """The link of that name."""
+        """Return the link with a name, or None."""
         ...
 
     def addresses(self) -> Mapping[int, Sequence[IPInterface]]:
-        """The addresses of every link, by index."""
+        """Return the addresses of every link, by index."""
         ...
 
     async def routes(self, ifindex: int) -> Sequence[RouteInfo]:
-        """The routes over a link."""
+        """Return the routes over a link."""
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete, off the loop."""
+        """Delete links without blocking the event loop."""
         ...
 
     def create_veth(self, pair: VethPair) -> object:
-        """Create a pair, both ends down."""
+        """Create a veth pair, both ends down."""
         ...
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
-        """MTU, queue length 1000, no ARP, up."""
+        """Set MTU and a queue length of 1000, disable ARP, and bring the link up."""
         ...
 
     def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
-        """Add as a /32 or /128."""
+        """Add an address, as /32 or /128."""
         ...
 
     def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Remove, with the route to it alone."""
+        """Remove an address and the route to it."""
         ...
 
     def set_route(
         self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
     ) -> None:
-        """Through the gateway, or on the link; in place of another route to the destination."""
+        """Set a route through the gateway, or on the link; replaces a route to the same destination."""
         ...
 
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
-        """Remove; a missing one is fine."""
+        """Remove a route; a missing one is not an error."""
         ...
 
 
 class DevicePair(msgspec.Struct, frozen=True):
-    """Both ends."""
+    """Both ends of the pair."""
 
     host: LinkInfo
     net: LinkInfo
 
 
 class Macs(msgspec.Struct, frozen=True):
-    """Those a new pair gets."""
+    """MAC addresses of a new pair."""
 
     host: bytes
     net: bytes
 
 
 async def ensure_pair(links: RouterLinks, mtu: int, log: Logger, macs: Macs | None = None) -> DevicePair:
-    """The pair as it is when it is one, else a new one in place of what has its names; up, without ARP.
+    """Return the pair, up and without ARP; create it if it is missing.
 
-    A new one has ``macs``, else random ones.
+    Links with its names that are not a pair are replaced. A new pair has ``macs``, else random ones.
     """
-    pair = found_pair(links)
+    pair = find_pair(links)
     if pair is None:
         obstacles = [link for name in (HOST, NET) if (link := links.find(name)) is not None]
         for link in obstacles:
@@ -97,22 +97,22 @@ async def ensure_pair(links: RouterLinks, mtu: int, log: Logger, macs: Macs | No
         await links.reap(link.ifindex for link in obstacles)
         macs = macs or Macs(random_mac(), random_mac())
         links.create_veth(VethPair(HOST, macs.host, NET, macs.net, mtu, None))
-        pair = found_pair(links)
+        pair = find_pair(links)
         if pair is None:
             raise RuntimeError(f"{HOST} and {NET} were created, but are not a veth pair")
     for link in (pair.host, pair.net):
-        if not is_right(link, mtu):
+        if not is_configured(link, mtu):
             links.set_device(link.ifindex, link.name, mtu)
     return pair
 
 
-def is_right(link: LinkInfo, mtu: int) -> bool:
-    """Whether an end of the pair is up, without ARP, and has this MTU."""
+def is_configured(link: LinkInfo, mtu: int) -> bool:
+    """Whether an end of the pair is up, without ARP, with this MTU and our queue length."""
     return link.up and not link.arp and link.mtu == mtu and link.tx_queue_length == _TX_QUEUE_LENGTH
 
 
-def found_pair(links: RouterLinks) -> DevicePair | None:
-    """The two links by their names, if they are the ends of one pair."""
+def find_pair(links: RouterLinks) -> DevicePair | None:
+    """Return the two links by their names; None if they are not one veth pair."""
     host, net = links.find(HOST), links.find(NET)
     if host is None or net is None or {host.kind, net.kind} != {"veth"}:
         return None
@@ -121,12 +121,12 @@ def found_pair(links: RouterLinks) -> DevicePair | None:
     return DevicePair(host, net)
 
 
-def lasting(addresses: Iterable[IPInterface]) -> list[IPInterface]:
-    """Without the link-local IPv6 addresses, which the kernel gives and takes."""
+def without_link_local(addresses: Iterable[IPInterface]) -> list[IPInterface]:
+    """Return the addresses without IPv6 link-local ones, which the kernel manages."""
     return [address for address in addresses if address.version == 4 or not address.is_link_local]
 
 
-# What the router is in the kernel, as rows of the table ``router``.
+# Objects of the router in the kernel: rows of the table ``router``.
 
 
 class DeviceObject(msgspec.Struct, frozen=True):
@@ -137,18 +137,18 @@ class DeviceObject(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return f"device {self.name}"
 
 
 class NodeObject(msgspec.Struct, frozen=True):
-    """What the programs know of the node: these addresses, networks, and the indexes of the pair."""
+    """The programs' configuration: router addresses, pod networks, and the indexes of the pair."""
 
     routers: tuple[tuple[IPAddress, IPNetwork | None], ...]
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return "node"
 
 
@@ -157,7 +157,7 @@ class ProgramsObject(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return "programs"
 
 
@@ -168,7 +168,7 @@ class AddressObject(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return f"address {self.address}"
 
 
@@ -181,25 +181,25 @@ class RouteObject(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return f"route {self.destination}"
 
 
 RouterObject = DeviceObject | NodeObject | ProgramsObject | AddressObject | RouteObject
 ORDER = (DeviceObject, NodeObject, ProgramsObject, AddressObject, RouteObject)
-"""In which they are made; each needs those before it."""
+"""Order of creation; each object needs those before it."""
 
 
-def wanted(
+def router_objects(
     routers: Mapping[IPAddress, IPNetwork | None],
     strays: Iterable[IPAddress],
     mtu: int,
-    others: Iterable[IPNetwork] = (),
+    secondary_networks: Iterable[IPNetwork] = (),
 ) -> dict[str, RouterObject]:
-    """All of them by key: the router's address of each family, and the routes to the pods behind it.
+    """Return all objects by key: addresses of the router, and routes to the pods behind it.
 
-    ``routers`` is address to network of its pods, if it has one; ``strays`` are pods outside of it, which get
-    a route each; ``others`` further networks of pods.
+    ``routers`` maps each address to the primary network of its pods, if there is one. ``strays`` are pods
+    outside of it, with a route each; ``secondary_networks`` are further networks of pods.
     """
     gateways = {ip.version: ip for ip in routers}
     networks = dict(routers.items())
@@ -209,7 +209,7 @@ def wanted(
     for ip, network in networks.items():
         if network is not None:
             found += routes(ip, network)
-    for network in others:
+    for network in secondary_networks:
         if network.version in gateways and network not in networks.values():
             found += routes(gateways[network.version], network)
     for stray in strays:
@@ -219,47 +219,47 @@ def wanted(
 
 
 def routes(gateway: IPAddress, network: IPNetwork) -> list[RouteObject]:
-    """The routes to a network behind the router, the gateway on the link, the network through it.
+    """Return the routes to a network behind the router: the gateway on the link, the network through it.
 
-    IPv6 takes no gateway that is an address of this node ("Gateway can not be a local address"): there the
-    network is on the link, and the address has its route from the kernel.
+    For IPv6 the network is on the link and the kernel adds the route to the address, because it rejects a
+    local gateway ("Gateway can not be a local address").
     """
     if isinstance(gateway, IPv4Address):
         return [RouteObject(ip_network(gateway), None, None), RouteObject(network, gateway, gateway)]
     return [RouteObject(network, None, gateway)]
 
 
-# The router in the kernel: the target of its reconciler.
+# The target of the router's reconciler.
 #
-# Repeating any of it on what is right touches nothing: a restart must not be felt.
+# Writing an object that is already configured changes nothing, so that a restart does not disturb traffic.
 
 
 class RouterPrograms(Protocol):
-    """The node's programs; cells.datapath.Datapath. Methods raise OSError."""
+    """The node's programs; implemented by cells.datapath.Datapath. Methods raise OSError."""
 
     def set_node(self, node: NodeConfig) -> None:
-        """Configure the programs for the node."""
+        """Write the programs' configuration of the node."""
         ...
 
     def has_node(self, node: NodeConfig) -> bool:
-        """Whether they know it."""
+        """Whether the programs have this configuration."""
         ...
 
     def known_node(self) -> NodeConfig | None:
-        """What they know."""
+        """Return the programs' configuration, or None."""
         ...
 
     def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
-        """Attach to the pair."""
+        """Attach the programs to the pair."""
         ...
 
     def serves_host(self, ifindex_host: int, ifindex_net: int) -> bool:
-        """Whether they are attached to it."""
+        """Whether the programs are attached to the pair."""
         ...
 
 
 class RouterKernel(Target[str, RouterObject, RouterObject]):
-    """Compares, makes and removes the objects of the router, each in an exchange or two with the kernel."""
+    """Observes, creates and removes the objects of the router, with few system calls."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
         *,
         write_settings: Callable[[], None],
     ) -> None:
-        """``write_settings`` is called before the pair gets addresses: a new one has the node's defaults."""
+        """``write_settings`` is called before a pair gets addresses, as a new one has default settings."""
         self._links = links
         self._programs = programs
         self._log = log
@@ -277,8 +277,8 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
 
     @property
     def pair(self) -> DevicePair:
-        """The two devices; HiveError when they are not there."""
-        pair = found_pair(self._links)
+        """The pair. Raises HiveError if it does not exist."""
+        pair = find_pair(self._links)
         if pair is None:
             raise HiveError(f"{HOST} is missing, or is not one end of the agent's veth pair")
         return pair
@@ -286,13 +286,15 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
     # The reconciler's target
 
     async def observe(self) -> Mapping[str, RouterObject]:
-        """What there is of it; of the programs, and of what they know, only whether it is right."""
-        pair = found_pair(self._links)
+        """Return the present objects; configuration and programs only if they are current."""
+        pair = find_pair(self._links)
         if pair is None:
             return {}
         host, net = pair.host.ifindex, pair.net.ifindex
         found: list[RouterObject] = [
-            DeviceObject(link.name, link.mtu) for link in (pair.host, pair.net) if is_right(link, link.mtu)
+            DeviceObject(link.name, link.mtu)
+            for link in (pair.host, pair.net)
+            if is_configured(link, link.mtu)
         ]
         node = self._programs.known_node()
         if node is not None:
@@ -301,7 +303,7 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
                 found.append(NodeObject(routers))
         if self._programs.serves_host(host, net):
             found.append(ProgramsObject())
-        found += [AddressObject(each) for each in lasting(self._links.addresses().get(host, ()))]
+        found += [AddressObject(each) for each in without_link_local(self._links.addresses().get(host, ()))]
         found += [
             RouteObject(route.destination, route.gateway, route.source)
             for route in await self._links.routes(host)
@@ -310,19 +312,23 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
         return {each.key: each for each in found}
 
     async def put(self, batch: Mapping[str, RouterObject]) -> None:
-        """Make them, those first that others need. Raises BatchError."""
+        """Create or change objects in their order. Raises BatchError."""
         with BatchFailures(OSError, HiveError) as failures:
             for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
                 with failures.of(each.key):
-                    await self._make(each)
+                    await self._create(each)
 
     async def drop(self, batch: Collection[str]) -> None:
         """Remove addresses, then routes. Raises BatchError.
 
-        IPv4 routes go with the address that was their source; IPv6 ones only forget it.
+        The kernel removes IPv4 routes with the address that is their source; IPv6 routes only lose the
+        source.
         """
         host = self.pair.host.ifindex
-        present = {AddressObject(each).key: each for each in lasting(self._links.addresses().get(host, ()))}
+        present = {
+            AddressObject(each).key: each
+            for each in without_link_local(self._links.addresses().get(host, ()))
+        }
         with BatchFailures(OSError) as failures:
             for key, address in present.items():
                 if key in batch:
@@ -334,7 +340,7 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
                     with failures.of(key):
                         self._links.remove_route(host, route.destination)
 
-    async def _make(self, wanted: RouterObject) -> None:
+    async def _create(self, wanted: RouterObject) -> None:
         match wanted:
             case DeviceObject(mtu=mtu):
                 await ensure_pair(self._links, mtu, self._log, self._macs())
@@ -353,13 +359,13 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
                 self._links.set_route(host, wanted.destination, wanted.gateway, wanted.source)
 
     def _macs(self) -> Macs | None:
-        """Those the pair had when the programs were configured."""
+        """Return the pair's MAC addresses in the programs' configuration, or None."""
         node = self._programs.known_node()
         return None if node is None or not any(node.host_mac) else Macs(node.host_mac, node.net_mac)
 
 
 def routers_of(node: NodeConfig) -> tuple[tuple[IPAddress, IPNetwork | None], ...]:
-    """Address and network of each family that is on: IPv6, then IPv4."""
+    """Return address and network of each enabled family: IPv6, then IPv4."""
     found: list[tuple[IPAddress, IPNetwork | None]] = []
     if node.router_ip6 is not None:
         found.append((node.router_ip6, node.pod_cidr6))
@@ -369,7 +375,7 @@ def routers_of(node: NodeConfig) -> tuple[tuple[IPAddress, IPNetwork | None], ..
 
 
 def node_config(pair: DevicePair, routers: Collection[tuple[IPAddress, IPNetwork | None]]) -> NodeConfig:
-    """What the programs must know; a family that is off has neither address nor network."""
+    """Return the programs' configuration; a disabled family has neither address nor network."""
     ips = [ip for ip, _ in routers]
     networks = [network for _, network in routers]
     return NodeConfig(

@@ -1,8 +1,10 @@
-"""Kernel settings that other cells need, written and restored when changed.
+"""Kernel settings that other cells need: written, and restored if other programs change them.
 
-Reconciler: reads the table ``sysctls``, which Sysctls fills with what cells ask for, and writes /proc/sys.
-Why:        a configuration tool that resets rp_filter or forwarding would silently cut pods off. The kernel
-            reports changes of those two; everything is read again every 30 seconds.
+Reconciler: reads the table ``sysctls``, which Sysctls fills with the registered settings, and writes
+/proc/sys.
+
+Why: a configuration tool that resets rp_filter or forwarding would cut off pods. The kernel notifies of
+changes of those two; all settings are compared every 30 seconds.
 """
 
 import socket
@@ -31,28 +33,28 @@ from lifecycle import (
 __all__ = ["Sysctl", "SysctlFiles", "Sysctls", "cell", "reserved_ports", "sysctl_files"]
 
 
-# The kernel's settings as files.
+# Access to /proc/sys.
 
 PROC: Final = Path("/proc/sys")
 HOST_PROC: Final = Path("/host/proc/sys")
-"""Where a container that is not privileged has the node's mounted: its own is read-only."""
+"""The node's /proc/sys in an unprivileged container, in which /proc/sys is read-only."""
 
 
 class SysctlFiles:
-    """Settings by their path below /proc/sys, such as ``net/ipv4/conf/all/rp_filter``."""
+    """Reads and writes settings by their paths below /proc/sys, e.g. ``net/ipv4/conf/all/rp_filter``."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or (HOST_PROC if HOST_PROC.is_dir() else PROC)
 
     def read(self, name: str) -> str | None:
-        """The value, None if there is no such setting (of a device that no longer exists, say)."""
+        """Return the value; None if the setting does not exist (e.g. of a removed device)."""
         try:
             return (self.root / name).read_text(encoding="ascii").strip()
         except OSError:
             return None
 
     def write(self, name: str, value: str) -> None:
-        """Write it. Raises HiveError, one line with what to do."""
+        """Write the value. Raises HiveError, one line with the remedy."""
         try:
             (self.root / name).write_text(value, encoding="ascii")
         except OSError as error:
@@ -63,37 +65,38 @@ class SysctlFiles:
 
 
 def sysctl_files() -> SysctlFiles:
-    """The node's."""
+    """Return the settings of this node."""
     return SysctlFiles()
 
 
-# Ports that the kernel must not give to connections by itself, for they are served.
+# Ports that must not be ephemeral, because they are served.
 #
 # Source: kernel Documentation/networking/ip-sysctl.rst, ip_local_port_range and ip_local_reserved_ports.
 
 
 def reserved_ports(local: str, reserved: str, ports: Sequence[int]) -> str | None:
-    """The change that ip_local_reserved_ports needs, None if the ranges are apart or already reserved.
+    """Return a new value of ip_local_reserved_ports that reserves ``ports``; None if none is needed.
 
-    ``local`` and ``reserved`` are the kernel's current values; ``ports`` are the first and the last.
+    ``local`` and ``reserved`` are the kernel's values of ip_local_port_range and ip_local_reserved_ports;
+    ``ports`` are the first and the last port.
     """
     first, last = ports
     bounds = [int(word) for word in local.split()]
     if len(bounds) == 2 and (last < bounds[0] or first > bounds[1]):
         return None
-    held = [_range(part) for part in reserved.split(",") if part]
-    if any(low <= first and last <= high for low, high in held):
+    reserved_ranges = [_parse_range(part) for part in reserved.split(",") if part]
+    if any(low <= first and last <= high for low, high in reserved_ranges):
         return None
-    return ",".join(_range_text(*each) for each in _merged([*held, (first, last)]))
+    return ",".join(_range_text(*each) for each in _merged_ranges([*reserved_ranges, (first, last)]))
 
 
-def _range(text: str) -> tuple[int, int]:
+def _parse_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     return int(low), int(high or low)
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """As the kernel writes them: in order, and neighbours as one."""
+def _merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge adjacent ranges and sort them, as the kernel does."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -107,7 +110,7 @@ def _range_text(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-# Settings that are maintained: as a table, and in the kernel.
+# Registered settings, and their reconciliation.
 #
 # Source: kernel Documentation/networking/ip-sysctl.rst; rtnetlink's RTM_NEWNETCONF (linux/netconf.h).
 
@@ -117,9 +120,9 @@ _RTMGRP_IPV4_NETCONF: Final = 1 << 23
 _RTMGRP_IPV6_NETCONF: Final = 1 << 24
 _RTM_NEWNETCONF: Final = 80
 _ONE_SETTING: Final = 36
-"""Bytes of a message about one setting: header 16, netconfmsg 4, the device's index 8, the setting 8.
+"""Bytes of a message about one setting: header 16, netconfmsg 4, ifindex 8, setting 8.
 
-Those about a new device list all of its settings; each pod has one, and they are skipped.
+Messages about a new device contain all of its settings. Every pod causes one, so they are filtered out.
 """
 CHANGED: Final = message_filter(
     (of_types(_RTM_NEWNETCONF), Field(LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))
@@ -127,17 +130,17 @@ CHANGED: Final = message_filter(
 
 
 class Sysctl(msgspec.Struct, frozen=True):
-    """A setting, and the value it is to have."""
+    """A setting and its desired value."""
 
     name: str
-    """Below /proc/sys: ``net/ipv4/conf/all/rp_filter``."""
+    """The path below /proc/sys: ``net/ipv4/conf/all/rp_filter``."""
     value: str
 
 
 class Sysctls(Target[str, Sysctl, Sysctl]):
-    """Kernel settings of this node: cells register those they need, which are maintained from then on.
+    """Kernel settings of this node, which cells register and which are restored from then on.
 
-    One that cannot be written leaves the module degraded, and is tried again.
+    A setting that cannot be written degrades the module's health and is retried.
     """
 
     def __init__(self, files: SysctlFiles, *, jobs: Jobs, tables: Tables, log: Logger) -> None:
@@ -147,16 +150,16 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
         self._reconciler = Reconciler(self._table, self, full_every=INTERVAL)
         tables.add(self._table, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch", self._hints, self._look)
+        jobs.observe("watch", self._hints, self._trigger)
 
     def read(self, name: str) -> str | None:
-        """The value now, None if there is no such setting."""
+        """Return the current value, or None if the setting does not exist."""
         return self._files.read(name)
 
     def keep(self, settings: Mapping[str, str]) -> None:
-        """Write those settings that differ, in this order, and keep all of them so.
+        """Register settings, and write those that differ, in this order.
 
-        Raises HiveError, one line, for the first that cannot be written.
+        Raises HiveError for the first one that cannot be written.
         """
         with self._table.txn() as rows:
             for name, value in settings.items():
@@ -164,30 +167,30 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
         self.write(settings)
 
     def release(self, names: Iterable[str]) -> None:
-        """Leave these settings to others from now on: they stay as they are."""
+        """Unregister settings; their values are unchanged."""
         with self._table.txn() as rows:
             for name in names:
                 rows.delete(name)
 
     def write(self, settings: Mapping[str, str]) -> None:
-        """Write those settings that differ, in this order, once. Raises HiveError for the first refused."""
+        """Write settings that differ once, in this order. Raises HiveError for the first error."""
         for name, value in settings.items():
             if self._files.read(name) != value:
                 self._files.write(name, value)
 
     def check(self) -> None:
-        """Compare everything with the kernel now, for example after a device was created again."""
+        """Compare all settings with the kernel now, e.g. after a device was recreated."""
         self._reconciler.trigger()
 
     # The reconciler's target
 
     async def observe(self) -> Mapping[str, Sysctl]:
-        """The values of the maintained settings."""
+        """Return the current values of the registered settings."""
         found = {row.name: self._files.read(row.name) for row in self._table.all()}
         return {name: Sysctl(name, value) for name, value in found.items() if value is not None}
 
     async def put(self, batch: Mapping[str, Sysctl]) -> None:
-        """Write what differs, in the order the settings were asked for. Raises BatchError."""
+        """Write the settings that differ, in the order of their registration. Raises BatchError."""
         failures: dict[str, Exception] = {}
         for row in [row for row in self._table.all() if row.name in batch]:
             now = self._files.read(row.name)
@@ -200,13 +203,16 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
             else:
                 name = row.name.replace("/", ".")
                 self._log.warning(
-                    "kernel setting was changed by others, restored", setting=name, was=now, now=row.value
+                    "kernel setting was changed by another program, restored",
+                    setting=name,
+                    was=now,
+                    now=row.value,
                 )
         if failures:
             raise BatchError(failures)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Nothing: a setting that is not maintained any more stays as it is."""
+        """A no-op: the value of an unregistered setting is unchanged."""
         del batch
 
     async def _hints(self) -> AsyncIterator[None]:
@@ -214,7 +220,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
         async for hint in notifications(groups, CHANGED):
             yield hint
 
-    async def _look(self, _: None) -> None:
+    async def _trigger(self, _: None) -> None:
         self.check()
 
 

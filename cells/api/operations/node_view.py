@@ -154,7 +154,7 @@ class PodLinks:
             route_mtu_in_chains=self._pods.route_mtu_in_chains,
             reserved_ports=self._pods.reserved_ports(),
             limits=self._pods.big_tcp.limits,
-            big_tcp=self._pods.big_tcp.on,
+            big_tcp=self._pods.big_tcp.enabled,
         )
 
 

@@ -1,13 +1,13 @@
-"""Pod addresses of this node: an allocator over the ranges of each address family, or of pools of them.
+"""IPAM: addresses of this node's pods, from ranges per address family, or from pools of ranges.
 
-Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
-            ranges in use are stored in pod-ranges.json in the state directory, which auto goes on with: pods
-            keep their addresses though the node got another one. In mode multi-pool the ranges by pool are
-            this node's CiliumNode; what it asks of pools and gives back is the table
-            pod-pool-requests, which the CiliumNode is written from.
+Controller: allocations are in memory; endpoints store their addresses on disk and claim them again after a
+restart. The ranges in use are saved in pod-ranges.json in the state directory: with ``auto``, pods keep their
+addresses if the node's address changes. In mode multi-pool, the pools' ranges come from this node's
+CiliumNode; its requests and releases are the table ``pod-pool-requests``, from which the CiliumNode is
+written.
 
 Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool,
-          ipam-multi-pool-pre-allocation.
+ipam-multi-pool-pre-allocation.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cells.node.ipam.settings import (
     PodAddressing,
     SavedRanges,
     automatic_range,
-    keep_ranges,
     nested_range,
     pod_addressing,
+    save_ranges,
     saved_pools,
     saved_ranges,
 )
@@ -57,17 +57,17 @@ from lifecycle import (
 __all__ = ["Ipam", "cell"]
 
 
-# The allocator of this node: finds its ranges at start, releases what expires.
+# The allocator of this node: determines its ranges at start, and releases expired addresses.
 
 DELEGATED: Final = "delegated-plugin"
-AGAIN: Final = minutes(1)
-"""How often requests for addresses are checked for pods that no longer wait."""
+PENDING_CHECK_INTERVAL: Final = minutes(1)
+"""Interval of the check for pending requests of pods that no longer wait."""
 
 
 class Ipam(Allocator):
-    """Hands out the addresses of the node's ranges. Synchronous: for the event loop only.
+    """Allocates addresses of the node's ranges. Synchronous; only for use on the event loop.
 
-    Users of an Ipam start after its hook, and so know the ranges.
+    Dependents start after its hook, so they know the ranges.
     """
 
     mode: str
@@ -91,9 +91,10 @@ class Ipam(Allocator):
         several = addressing.pooled
         super().__init__(addressing.default_pool, clock, several=several)
         self.mode = addressing.mode
+        """The IPAM mode, named as in Cilium."""
         self.delegated = addressing.mode == DELEGATED
         self.local_routers = addressing.routers
-        """The router's addresses that are set: local-router-ipv4 and local-router-ipv6."""
+        """The configured router addresses: local-router-ipv4 and local-router-ipv6."""
         self._addressing = addressing
         self._agent = agent
         self._devices = devices
@@ -102,16 +103,16 @@ class Ipam(Allocator):
         self._table = table
         self._first = table.initializer("ranges of this node's pods")
         self._log = log
-        self._armed: anyio.Event | None = None
+        self._timer_started: anyio.Event | None = None
         self._node_pools: NodePools | None = None
         jobs.one_shot("release expired addresses", self._expire)
         if several:
             child = health.child("pools")
             self._node_pools = NodePools(self, addressing, agent, pools, clock, child, log)
             lifecycle.append(Hook("wait for pools", self._start_pools, start_timeout=math.inf))
-            jobs.timer("ask for addresses", self._ask, AGAIN)
+            jobs.timer("ask for addresses", self._update_requests, PENDING_CHECK_INTERVAL)
             if pools.assigned is not None:
-                jobs.observe("follow pools", pools.assigned.changes, self._look_at_pools)
+                jobs.observe("follow pools", pools.assigned.changes, self._follow_pools)
             return
         pools.requests.initializer("this node requests no pools").done()
         if self.delegated:
@@ -119,17 +120,20 @@ class Ipam(Allocator):
             return
         lifecycle.append(Hook("find the range of pod addresses", self._start))
         if assigned is not None:
-            jobs.observe("follow ranges", assigned.changes, self._look)
+            jobs.observe("follow ranges", assigned.changes, self._follow_assigned)
 
     def arm_expiration(self, ip: IPAddress, pool: str) -> str:
-        """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
+        """Release the address in 10 minutes; return the uuid that stops it.
+
+        Raises IpamError if a timer runs.
+        """
         token = super().arm_expiration(ip, pool)
-        if self._armed is not None:
-            self._armed.set()
+        if self._timer_started is not None:
+            self._timer_started.set()
         return token
 
     def forget_retired(self) -> None:
-        """Forget retired networks without addresses in use: all claims have been made by now."""
+        """Drop retired networks without addresses in use. Call it once all claims are made."""
         super().forget_retired()
         if self._node_pools is not None:
             self._node_pools.claimed()
@@ -144,7 +148,7 @@ class Ipam(Allocator):
             await self._node_pools.start()
 
     async def _start_delegated(self) -> None:
-        families = [family for family, on in self._enabled.items() if on]
+        families = [family for family, enabled in self._enabled.items() if enabled]
         for family in families:
             if family not in self.local_routers:
                 raise UsageError(
@@ -160,10 +164,10 @@ class Ipam(Allocator):
     def _enabled(self) -> dict[Family, bool]:
         return {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
 
-    async def _ask(self) -> None:
-        await self._look_at_pools(None)
+    async def _update_requests(self) -> None:
+        await self._follow_pools(None)
 
-    async def _look_at_pools(self, _: object) -> None:
+    async def _follow_pools(self, _: object) -> None:
         if self._node_pools is not None:
             self._node_pools.look()
 
@@ -177,8 +181,8 @@ class Ipam(Allocator):
             return IpamError(NEXT_FAILED, f"{text}: {refused}")
         return IpamLaterError(text, self._node_pools.grown)
 
-    def _own(self, ip: IPAddress, owner: str, pool: str) -> None:
-        super()._own(ip, owner, pool)
+    def _record(self, ip: IPAddress, owner: str, pool: str) -> None:
+        super()._record(ip, owner, pool)
         if self._node_pools is not None:
             self._node_pools.met(pool, Family.of(ip), owner)
 
@@ -202,7 +206,7 @@ class Ipam(Allocator):
         }
         if any(enabled[family] and network is None for family, network in found.items()):
             await self._devices.wait_initialized()
-            self._choose(found)
+            self._choose_automatic(found)
         missing = [family for family, network in found.items() if enabled[family] and network is None]
         if missing:
             name = missing[0].text
@@ -211,42 +215,44 @@ class Ipam(Allocator):
                 "auto needs a global IPv4 address on one of the node's devices, there is none"
             )
         used = {family: network for family, network in found.items() if enabled[family] and network}
-        others = [network for family in used for network in assigned.get(family, ()) if self._follows(family)]
-        retired = [
-            network for family, network in saved.items() if self._follows(family) and family in assigned
+        others = [
+            network for family in used for network in assigned.get(family, ()) if self._uses_assigned(family)
         ]
-        for networks in saved_pools(self._agent.state_dir, self._log).values():  # of mode multi-pool
+        retired = [
+            network for family, network in saved.items() if self._uses_assigned(family) and family in assigned
+        ]
+        for networks in saved_pools(self._agent.state_dir, self._log).values():  # saved in mode multi-pool
             retired += [network for network in networks if network not in retired]
         primary = list(used.values())
         self.use(*primary, *(each for each in others if each not in primary), retired=retired)
         self._first.done()
-        self._keep(used, {family for family in used if family in assigned and self._follows(family)})
+        self._save(used, {family for family in used if family in assigned and self._uses_assigned(family)})
         self._log.info(
             "pod address ranges", **{family: str(used[family]) for family in used}, pool=self.default_pool
         )
 
-    def _follows(self, family: Family) -> bool:
-        """Whether the ranges of the family are those that were assigned: none is set."""
+    def _uses_assigned(self, family: Family) -> bool:
+        """Whether the family uses assigned ranges, as none is configured."""
         return family not in self._addressing.ranges
 
-    async def _look(self, _: object) -> None:
-        """Go on with the ranges as they are assigned now; a deleted object changes nothing."""
+    async def _follow_assigned(self, _: object) -> None:
+        """Use the ranges that are assigned now. A deleted object changes nothing."""
         if self._assigned is None:
             return
         for family, networks in self._assigned.current().items():
-            if self._follows(family) and self.follow(family, networks):
+            if self._uses_assigned(family) and self.follow(family, networks):
                 names = [str(network) for network in networks]
                 self._log.info("ranges of pods have changed", family=str(family), ranges=names)
-                self._keep({family: networks[0]}, {family})
+                self._save({family: networks[0]}, {family})
 
-    def _keep(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
-        """Take these ranges beside those of other families; a family that was assigned stays so."""
+    def _save(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
+        """Save these ranges, and keep saved ones of other families and whether they were assigned."""
         saved = saved_ranges(self._agent.state_dir, self._log)
         ranges = {**saved.primary, **used}
         same = {family for family in saved.assigned if saved.primary[family] == ranges[family]}
         now = SavedRanges(ranges, frozenset(assigned) | same)
         if now != saved:
-            keep_ranges(self._agent.state_dir, now)
+            save_ranges(self._agent.state_dir, now)
 
     def _ranges_changed(self) -> None:
         with self._table.txn() as txn:
@@ -254,8 +260,8 @@ class Ipam(Allocator):
         if self._node_pools is not None and self._families:
             self._node_pools.keep()
 
-    def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
-        """Fill in what is missing from the node's own addresses, as far as these show it."""
+    def _choose_automatic(self, found: dict[Family, IPNetwork | None]) -> None:
+        """Choose missing ranges by the node's addresses, if possible."""
         ipv4 = found[Family.IPV4] = found[Family.IPV4] or automatic_range(self._devices.all())
         if found[Family.IPV6] is None and isinstance(ipv4, IPv4Network):
             found[Family.IPV6] = nested_range(self._addressing.nested, ipv4)
@@ -264,10 +270,10 @@ class Ipam(Allocator):
         while True:
             pause = self.next_expiration()
             if pause is None:
-                self._armed = anyio.Event()
-                await self._armed.wait()
+                self._timer_started = anyio.Event()
+                await self._timer_started.wait()
                 continue
-            await self._clock.sleep(pause)  # timers armed meanwhile are due later
+            await self._clock.sleep(pause)  # timers started meanwhile expire later
             for lost in self.release_expired():
                 ip, owner, uuid = str(lost.ip), lost.owner, lost.expiration_uuid
                 self._log.warning("Released IP after expiration", ip=ip, owner=owner, uuid=uuid)
@@ -279,7 +285,7 @@ class Ipam(Allocator):
 
 
 def families(ipam: Allocator) -> Iterator[MetricFamily]:
-    """How many addresses there are and who moved; of families that are on."""
+    """Yield metrics of capacity, events and allocated addresses, for enabled families."""
     usage = ipam.usage()
     events = {
         (action, family.value): counts[family]
@@ -308,7 +314,7 @@ def families(ipam: Allocator) -> Iterator[MetricFamily]:
 
 
 def ipam_metrics(ipam: Ipam) -> Member[Collector]:
-    """Addresses as metrics."""
+    """Return the collector of IPAM metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(ipam)
@@ -317,24 +323,24 @@ def ipam_metrics(ipam: Ipam) -> Member[Collector]:
 
 
 def ipam_features(ipam: Ipam) -> Member[Collector]:
-    """The IPAM mode as a feature in use."""
+    """Return the collector of the IPAM mode as a feature."""
     return features("ipam-features", lambda: {"controlplane_ipam": ipam.mode})
 
 
 def pod_ranges() -> Table[IPNetwork, PodRange]:
-    """The table ``pod-ranges``, by network; Ipam fills it."""
+    """Return the table ``pod-ranges``, by network; Ipam fills it."""
     return Table("pod-ranges", key=lambda row: row.network)
 
 
 def pool_requests() -> Table[str, PoolRequest]:
-    """The table ``pod-pool-requests``, by pool; Ipam fills it."""
+    """Return the table ``pod-pool-requests``, by pool; Ipam fills it."""
     return Table("pod-pool-requests", key=lambda row: row.pool)
 
 
 cell = group(
     module(
         "ipam-settings",
-        "Where pod addresses come from",
+        "IPAM settings",
         config(IpamSettings),
         provide(pod_addressing),
     ),

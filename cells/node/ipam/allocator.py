@@ -1,4 +1,4 @@
-"""The allocator of pod addresses: who has which."""
+"""The allocator of pod addresses: their owners, pools and expiration timers."""
 
 import time
 import uuid
@@ -23,26 +23,26 @@ from lifecycle import NotStartedError
 __all__ = ["EXPIRATION", "Allocation", "Allocator", "Clock"]
 
 
-# Addresses that are released unless their use is confirmed in time.
+# Timers that release addresses unless their use is confirmed.
 
 EXPIRATION: Final = 600.0
-"""Seconds an address waits for its endpoint (Cilium's defaults.IPAMExpiration)."""
+"""Seconds until an unconfirmed address is released (Cilium's defaults.IPAMExpiration)."""
 
 
 class Clock:
-    """Time that only goes forward, in seconds."""
+    """A monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since a fixed moment."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Sleep for some seconds."""
         await anyio.sleep(seconds)
 
 
 class Expirations:
-    """Timers by address. All run equally long, so the oldest is the first due."""
+    """Timers by address. All have the same duration, so the oldest expires first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,28 +52,28 @@ class Expirations:
         return ip in self._timers
 
     def arm(self, ip: IPAddress) -> str:
-        """Start a timer and return its uuid. The address must have none."""
+        """Start a timer and return its uuid. The address must not have one."""
         token = str(uuid.uuid4())
         self._timers[ip] = token, self._clock.now() + EXPIRATION
         return token
 
     def uuid_of(self, ip: IPAddress) -> str | None:
-        """The uuid of the timer that runs for the address."""
+        """Return the uuid of the address's timer, or None."""
         timer = self._timers.get(ip)
         return timer[0] if timer else None
 
     def stop(self, ip: IPAddress) -> None:
-        """Forget the timer, if there is one."""
+        """Stop the address's timer, if there is one."""
         self._timers.pop(ip, None)
 
     def wait(self) -> float | None:
-        """Seconds until the first timer is due (0 if it is); None if none runs."""
+        """Return the seconds until the first timer expires (0 if it has); None without timers."""
         for _, deadline in self._timers.values():
             return max(deadline - self._clock.now(), 0.0)
         return None
 
     def pop_due(self) -> list[tuple[IPAddress, str]]:
-        """The timers that are due, which then are no more, with their uuids."""
+        """Remove the expired timers; return their addresses and uuids."""
         now = self._clock.now()
         due = []
         for ip, (token, deadline) in self._timers.items():
@@ -85,7 +85,7 @@ class Expirations:
         return due
 
 
-_ORDER = (Family.IPV6, Family.IPV4)  # of allocation, as in Cilium
+_ORDER = (Family.IPV6, Family.IPV4)  # order of allocation, as in Cilium
 _STATES = ("primary", "secondary", "retired")
 
 
@@ -95,18 +95,17 @@ class Allocation(msgspec.Struct, frozen=True):
     ip: IPAddress
     pool: str
     owner: str
-    """``namespace/pod``, or what else has it: ``router``, ``node-ip``."""
+    """``namespace/pod``, or another owner: ``router``, ``node-ip``."""
     expiration_uuid: str = ""
-    """To be presented within 10 minutes; empty: the address does not expire."""
+    """The uuid that stops the expiration timer; empty without a timer."""
 
 
 class Allocator:
-    """Hands out the addresses of the ranges of each family, once it knows them.
+    """Allocates addresses from the ranges of each family.
 
-    Host scope has one pool, the default one: what a pool is named in a request must only be named, so that
-    addresses outlive a change of the pool's name (in Cilium, too, the host-scope allocator does not look at
-    it). In mode multi-pool (``several``) there are any number, which come and go. Either way an address has
-    by itself where it belongs.
+    In host scope there is one pool, the default one. Requests may name any pool, as in Cilium, so that
+    addresses survive a change of its name. In mode multi-pool (``several``) pools are added and removed. In
+    both modes, the pool of an address is found by its ranges.
     """
 
     def __init__(self, pool: str, clock: Clock, *, several: bool = False) -> None:
@@ -115,15 +114,18 @@ class Allocator:
         self._pools: dict[str, dict[Family, AddressRanges]] = {}
         self._families: tuple[Family, ...] = ()
         self.delegated = False
-        """Whether another plugin gives pods their addresses."""
+        """Whether another IPAM plugin assigns pods' addresses."""
         self._owners: dict[IPAddress, str] = {}
         self._keys: dict[IPAddress, str] = {}
-        """How an address is shown: with its pool, if that is not the default one."""
-        self._shown: dict[Family, dict[str, str]] = {family: {} for family in Family}
-        """The owners by the addresses' texts, which are asked for more often than they change."""
+        """The key of each address in dump(): with the pool's name if it is not the default pool."""
+        self._owner_texts: dict[Family, dict[str, str]] = {family: {} for family in Family}
+        """Owners by the keys of addresses, cached because dump() is called more often than addresses change.
+        """
         self._excluded: dict[IPAddress, str] = {}
-        self._held: dict[IPAddress, str] = {}
-        """Addresses in use that no range had when they were claimed; one that has them may come."""
+        self._reserved: dict[IPAddress, str] = {}
+        """Addresses in use that were outside all ranges when they were claimed; a later range may contain
+        them.
+        """
         self._expirations = Expirations(clock)
         self.allocated = dict.fromkeys(Family, 0)
         """Number of allocations."""
@@ -131,37 +133,39 @@ class Allocator:
         """Number of releases."""
 
     def use(self, *networks: IPNetwork, retired: Sequence[IPNetwork] = ()) -> None:
-        """Allocate from these networks, of which nothing is taken yet; the first of a family is primary.
+        """Allocate from these networks; the first of a family is primary.
 
-        Of retired ones addresses may be claimed by those who have them, and none is handed out.
+        Addresses of retired networks can be claimed by their owners, but are not allocated.
         """
         self._families = tuple(
             family for family in _ORDER if any(Family.of(network) is family for network in networks)
         )
-        ranges = {one: AddressRanges(_of(one, networks), _of(one, retired)) for one in self._families}
+        ranges = {
+            one: AddressRanges(_of_family(one, networks), _of_family(one, retired)) for one in self._families
+        }
         self._pools = {self._pool: ranges}
         self._ranges_changed()
 
     def use_pools(self, families: Collection[Family], retired: Mapping[str, Sequence[IPNetwork]]) -> None:
-        """Allocate from pools that follow_pools() will set; of these ranges addresses may be claimed."""
+        """Allocate from pools that follow_pools() sets. Addresses of the retired ranges can be claimed."""
         self._families = tuple(family for family in _ORDER if family in families)
         self._pools = {}
         for pool, networks in retired.items():
             for family in self._families:
-                if of := _of(family, networks):
+                if of := _of_family(family, networks):
                     self._pools.setdefault(pool, {})[family] = AddressRanges([], of)
         self._ranges_changed()
 
     def delegate(self, families: Collection[Family]) -> None:
-        """Allocate nothing: another plugin gives pods their addresses."""
+        """Allocate nothing: another IPAM plugin assigns pods' addresses."""
         self.delegated = True
         self._families = tuple(family for family in _ORDER if family in families)
         self._ranges_changed()
 
     def follow(self, family: Family, networks: Sequence[IPNetwork]) -> bool:
-        """Allocate from these networks of a family from now on; whether that is a change.
+        """Allocate from these networks of a family from now on; return whether that is a change.
 
-        One that is not among them any more is retired while addresses of it are in use. No network at all
+        A network that is no longer among them is retired while its addresses are in use. An empty list
         changes nothing.
         """
         ranges = self._pools.get(self._pool, {}).get(family)
@@ -172,15 +176,15 @@ class Allocator:
         return True
 
     def follow_pools(self, pools: Mapping[str, Sequence[IPNetwork]], *, forget: bool) -> bool:
-        """Allocate from these networks of these pools, and of no others; whether that is a change.
+        """Allocate only from these networks of these pools; return whether that is a change.
 
-        What is not among them any more is retired while addresses of it are in use; until ``forget`` also
-        while none is, as those who have them may not have claimed them yet.
+        A network that is no longer among them is retired while its addresses are in use. Without ``forget``
+        it is retired in any case, because owners may not have claimed its addresses yet.
         """
         changed = False
         for pool in {*pools, *self._pools}:
             for family in self._families:
-                networks = _of(family, pools.get(pool, ()))
+                networks = _of_family(family, pools.get(pool, ()))
                 ranges = self._pools.get(pool, {}).get(family)
                 if ranges is None:
                     if not networks:
@@ -189,20 +193,20 @@ class Allocator:
                 changed |= ranges.follow(networks, keep=not forget)
                 if forget:
                     changed |= ranges.forget_retired()
-        self._tidy()
+        self._drop_empty_pools()
         if changed:
             self._ranges_changed()
         return changed
 
     def forget_retired(self) -> None:
-        """Forget retired networks without addresses in use: all claims have been made by now."""
-        left = [each for _, _, each in self._all() if each.forget_retired()]
+        """Drop retired networks without addresses in use. Call it once all claims are made."""
+        left = [each for _, _, each in self._all_ranges() if each.forget_retired()]
         if left:
-            self._tidy()
+            self._drop_empty_pools()
             self._ranges_changed()
 
-    def _tidy(self) -> None:
-        """Forget pools of which nothing is left."""
+    def _drop_empty_pools(self) -> None:
+        """Drop pools without networks."""
         if self._several:
             self._pools = {
                 pool: left
@@ -211,23 +215,23 @@ class Allocator:
             }
 
     def _ranges_changed(self) -> None:
-        """The networks, or what they are, have changed."""
+        """Called after a change of networks or their states."""
 
     def _use_changed(self) -> None:
-        """Addresses have been taken or given back."""
+        """Called after addresses were allocated or released."""
 
     def _pool_for(self, owner: str, family: Family) -> str:
-        """The pool to allocate from for an owner. Raises IpamError."""
+        """Return the pool to allocate from for an owner. Raises IpamError."""
         del owner, family
         return self._pool
 
     def _unavailable(self, text: str, pool: str, family: Family, owner: str) -> IpamError:
-        """What to say of a pool that has no address at the moment."""
+        """Return the error of a pool without free addresses."""
         del pool, family, owner
         return IpamError(NEXT_FAILED, text)
 
     def pod_ranges(self) -> list[PodRange]:
-        """All networks, IPv6 first, the primary one of each family before others."""
+        """Return all networks: IPv6 first, and the primary one of each family before others."""
         rows: list[PodRange] = []
         for family in self._families:
             for pool in sorted(self._pools, key=lambda name: (name != self._pool, name)):
@@ -237,7 +241,7 @@ class Allocator:
 
     @property
     def ranges(self) -> dict[Family, IPNetwork]:
-        """The primary networks of this node's pods; a family that is off has none. IPv6 comes first."""
+        """The primary networks of this node's pods, by enabled family; IPv6 first."""
         self._started()
         found: dict[Family, IPNetwork] = {}
         for row in sorted(self.pod_ranges(), key=lambda row: _STATES.index(row.state)):
@@ -246,57 +250,57 @@ class Allocator:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Those that pods have addresses of, IPv6 first."""
+        """The families of pods' addresses, IPv6 first."""
         self._started()
         return self._families
 
     def covers(self, ip: IPAddress) -> bool:
-        """Whether it is an address to hand out: its family is on, and it is in the range."""
+        """Whether the address is in a range of an enabled family."""
         self._started()
         family = Family.of(ip)
         return any(family in ranges and ranges[family].covers(ip) for ranges in self._pools.values())
 
     @property
     def default_pool(self) -> str:
-        """The name of the pool."""
+        """The name of the default pool."""
         return self._pool
 
     def allocate_next(
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
-        """A free address of each family, or of the one asked for, for ``owner``: IPv6 first; all or none.
+        """Allocate a free address of each family (IPv6 first), or of the given one; all or none.
 
-        IpamError: no address left, no such pool, the family is off.
+        Raises IpamError if no address is free, the pool is unknown, or the family is disabled.
         """
         self._started()
         if self.delegated:
             raise IpamError(NEXT_FAILED, NOT_SUPPORTED)
         if family is not None and family not in self._families:
             raise IpamError(NEXT_FAILED, f"{family.text} allocator not available")
-        got: list[Allocation] = []
+        allocations: list[Allocation] = []
         try:
             for each in self._families if family is None else (family,):
                 name = (self._several and pool) or self._pool_for(owner, each)
-                got.append(self._next(name, each, owner))
+                allocations.append(self._next(name, each, owner))
         except IpamError:
-            for allocation in got:
+            for allocation in allocations:
                 self.release(allocation.ip, allocation.pool)
             raise
         finally:
             self._use_changed()
-        return tuple(got)
+        return tuple(allocations)
 
     def allocate_next_expiring(
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
-        """Like allocate_next; each is released in 10 minutes unless stop_expiration is called for it."""
+        """Do allocate_next(), and release each address in 10 minutes unless stop_expiration() is called."""
         return tuple(
-            Allocation(got.ip, got.pool, owner, self.arm_expiration(got.ip, got.pool))
-            for got in self.allocate_next(owner, pool, family)
+            Allocation(one.ip, one.pool, owner, self.arm_expiration(one.ip, one.pool))
+            for one in self.allocate_next(owner, pool, family)
         )
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
-        """This address for ``owner``. IpamError: no pool, excluded, family off, taken, out of range."""
+        """Allocate this address. Raises IpamError."""
         if not pool:
             raise IpamError(FAILED, f'unable to restore IP {ip} for "{owner}": pool name must be provided')
         self._started()
@@ -318,48 +322,47 @@ class Allocator:
             valid = ", ".join(map(str, addresses.networks))
             text = f"provided IP is not in the valid range. The range of valid IPs is {valid}"
             raise IpamError(FAILED, text)
-        if ip in self._owners or ip in self._held or not addresses.take(ip):
+        if ip in self._owners or ip in self._reserved or not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
-        self._own(ip, owner, name)
+        self._record(ip, owner, name)
         self.allocated[family] += 1
         self._use_changed()
         return Allocation(ip, name, owner)
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        """Give an address back, and stop its timer. A free one is not an error."""
+        """Release an address, and stop its timer. An unallocated address is not an error."""
         if not pool:
             raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
         self._started()
         self._expirations.stop(ip)
-        self._held.pop(ip, None)
+        self._reserved.pop(ip, None)
         family = Family.of(ip)
-        given = [each for _, of, each in self._all() if of is family and each.give_back(ip)]
-        self.released[family] += bool(given)
-        if [each for each in given if each.forget_retired()]:
-            self._tidy()
+        changed = [each for _, of, each in self._all_ranges() if of is family and each.give_back(ip)]
+        self.released[family] += bool(changed)
+        if [each for each in changed if each.forget_retired()]:
+            self._drop_empty_pools()
             self._ranges_changed()
         if self._owners.pop(ip, None) is not None:
-            del self._shown[family][self._keys.pop(ip)]
+            del self._owner_texts[family][self._keys.pop(ip)]
         self._use_changed()
 
     def hold(self, ip: IPAddress, owner: str) -> None:
-        """``owner`` has this address, though no range has it: no range that comes hands it out, until its
-        release()."""
-        self._held[ip] = owner
+        """Reserve an address outside all ranges for its owner, also in later ranges, until release()."""
+        self._reserved[ip] = owner
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
-        """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
+        """Never allocate this address, which has another use. It may be outside all ranges."""
         self._excluded[ip] = owner
 
     def arm_expiration(self, ip: IPAddress, pool: str) -> str:
-        """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
-        del pool  # an address has one timer
+        """Release the address in 10 minutes; return the timer's uuid. Raises IpamError if one runs."""
+        del pool  # a timer belongs to an address
         if ip in self._expirations:
             raise IpamError(FAILED, "expiration timer already registered")
         return self._expirations.arm(ip)
 
     def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
-        """The address is in use: keep it. IpamError: no timer runs, or the uuid is of another allocation."""
+        """Stop the timer of an address. Raises IpamError without a timer, or with another uuid."""
         del pool
         running = self._expirations.uuid_of(ip)
         if running is None:
@@ -369,34 +372,37 @@ class Allocator:
         self._expirations.stop(ip)
 
     def owner(self, ip: IPAddress) -> str | None:
-        """The owner of the address, or None."""
+        """Return the owner of the address, or None."""
         return self._owners.get(ip)
 
     def dump(self) -> dict[str, str]:
-        """Who has what: owner by address, IPv4 first; before one of another pool stands ``pool/``."""
+        """Return owners by address, IPv4 first; ``POOL/`` precedes addresses not of the default pool."""
         self._started()
-        return self._shown[Family.IPV4] | self._shown[Family.IPV6]
+        return self._owner_texts[Family.IPV4] | self._owner_texts[Family.IPV6]
 
     def usage(self) -> dict[Family, tuple[int, int]]:
-        """For each family how many addresses are taken, and how many Cilium counts."""
+        """Return allocated addresses and Cilium's capacity, by family."""
         self._started()
-        of = {family: [each for _, one, each in self._all() if one is family] for family in self._families}
+        of = {
+            family: [each for _, one, each in self._all_ranges() if one is family]
+            for family in self._families
+        }
         return {
             family: (sum(map(len, ranges)), sum(each.capacity for each in ranges))
             for family, ranges in of.items()
         }
 
     def status(self) -> str:
-        """As `cilium-dbg status` prints it; of a family that is off only the comma is left."""
+        """Return the text of ``cilium-dbg status``. For a disabled family, only the comma remains."""
         self._started()
         return ", ".join(self._status(family) if family in self._families else "" for family in Family)
 
     def next_expiration(self) -> float | None:
-        """Seconds until the first timer is due; None if none runs."""
+        """Return the seconds until the first timer expires; None without timers."""
         return self._expirations.wait()
 
     def release_expired(self) -> list[Allocation]:
-        """Release what is due; what it was."""
+        """Release the addresses of expired timers; return them."""
         expired = []
         for ip, token in self._expirations.pop_due():
             found = self._ranges_of(ip)
@@ -406,16 +412,16 @@ class Allocator:
         return expired
 
     def in_use(self) -> dict[tuple[str, Family], int]:
-        """How many addresses of each pool are taken, of ranges that are handed out from."""
-        return {(pool, family): each.in_use for pool, family, each in self._all()}
+        """Return the number of allocated addresses by pool and family, without retired ranges."""
+        return {(pool, family): each.in_use for pool, family, each in self._all_ranges()}
 
     def has_free(self, pool: str, family: Family) -> bool:
-        """Whether a pool has an address to hand out."""
+        """Whether a pool has a free address of the family."""
         found = self._pools.get(pool, {}).get(family)
         return found is not None and found.free > 0
 
     def spare(self, pool: str, family: Family, needed: int) -> list[IPNetwork]:
-        """Unused ranges of a pool without which as many addresses as needed are free."""
+        """Return unused ranges of a pool that can be released while ``needed`` addresses stay free."""
         found = self._pools.get(pool, {}).get(family)
         return found.spare(needed) if found is not None else []
 
@@ -430,22 +436,24 @@ class Allocator:
             except RangeFull:
                 text = "all pod CIDR ranges are exhausted" if self._several else "range is full"
                 raise self._unavailable(text, pool, family, owner) from None
-            if ip in self._owners or ip in self._held:
-                continue  # by a range of another pool, or none: taken here too, it is met only once
+            if ip in self._owners or ip in self._reserved:
+                continue  # in use elsewhere; stays allocated here, too, so that it is skipped only once
             if (excluded_for := self._excluded.get(ip)) is None:
-                self._own(ip, owner, pool)
+                self._record(ip, owner, pool)
                 self.allocated[family] += 1
                 return Allocation(ip, pool, owner)
-            self._own(ip, f"{excluded_for} (excluded)", pool)  # and stays taken, so it is met only once
+            self._record(
+                ip, f"{excluded_for} (excluded)", pool
+            )  # stays allocated, so that it is skipped only once
 
-    def _own(self, ip: IPAddress, owner: str, pool: str) -> None:
+    def _record(self, ip: IPAddress, owner: str, pool: str) -> None:
         text = text_of(ip)
         self._owners[ip] = owner
         self._keys[ip] = key = text if pool == self._pool else f"{pool}/{text}"
-        self._shown[Family.of(ip)][key] = owner
+        self._owner_texts[Family.of(ip)][key] = owner
 
     def _ranges_of(self, ip: IPAddress) -> tuple[str, AddressRanges] | None:
-        """The pool and the ranges that have an address; of several those where it is taken."""
+        """Return pool and ranges that contain an address; of several, those in which it is allocated."""
         self._started()
         family = Family.of(ip)
         found = [
@@ -453,11 +461,11 @@ class Allocator:
             for pool, ranges in self._pools.items()
             if family in ranges and ranges[family].covers(ip)
         ]
-        if len(found) <= 1:  # as nearly always
+        if len(found) <= 1:  # the usual case
             return found[0] if found else None
         return next((one for one in found if ip in one[1]), found[0])
 
-    def _all(self) -> list[tuple[str, Family, AddressRanges]]:
+    def _all_ranges(self) -> list[tuple[str, Family, AddressRanges]]:
         return [
             (pool, family, each) for pool, ranges in self._pools.items() for family, each in ranges.items()
         ]
@@ -479,7 +487,7 @@ class Allocator:
         return f"{family.text}: {taken}/{capacity} allocated from {networks}"
 
 
-def _of(family: Family, networks: Iterable[IPNetwork]) -> list[IPNetwork]:
+def _of_family(family: Family, networks: Iterable[IPNetwork]) -> list[IPNetwork]:
     return [network for network in networks if Family.of(network) is family]
 
 

@@ -1,8 +1,10 @@
-"""The pools of this node in IPAM mode multi-pool: what it has of them, asks for, and gives back.
+"""The pools of this node in IPAM mode multi-pool: their ranges, requests and releases.
 
-Source: Cilium 1.17, pkg/ipam/multipool.go. The operator only adds ranges, this node alone gives back: what it
-        releases it never uses again before its CiliumNode has been seen without it. While there is no news of
-        the CiliumNode, a restarted agent goes on with the ranges it had.
+The operator only adds ranges; only this node releases them. A released range is not used again before the
+CiliumNode has been observed without it. If the CiliumNode is unavailable, a restarted agent continues with
+its previous ranges.
+
+Source: Cilium 1.17, pkg/ipam/multipool.go.
 """
 
 from __future__ import annotations
@@ -17,24 +19,24 @@ import msgspec
 from cells.base.addresses import Family, IPNetwork
 from cells.config import AgentConfig
 from cells.node.ipam.allocator import Allocator, Clock
-from cells.node.ipam.settings import PodAddressing, keep_pools, saved_pools, saved_ranges
+from cells.node.ipam.settings import PodAddressing, save_pools, saved_pools, saved_ranges
 from lifecycle import Health, Logger, Table, UsageError
 
 __all__ = ["AssignedPodCIDRs", "AssignedPools", "PodPools", "PoolRequest", "PoolState"]
 
 
-# What is decided elsewhere for this node and its pods: by Kubernetes, the operator, or pods' annotations.
+# Inputs from other cells: Kubernetes, the operator, and pods' annotations.
 
 
 class AssignedPodCIDRs(Protocol):
-    """This node's assigned ranges; a cell that takes this starts after the wait for them."""
+    """This node's assigned ranges. Cells that depend on it start after they are known."""
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
-        """The ranges, the primary one of each family first; nothing for a family that has none."""
+        """Return the ranges by family, the primary one first; families without a range are absent."""
         ...
 
     def changes(self) -> AsyncIterator[object]:
-        """Comes back whenever the ranges may have changed."""
+        """Yield whenever the ranges may have changed."""
         ...
 
 
@@ -42,86 +44,89 @@ class PoolState(msgspec.Struct, frozen=True):
     """The pools in this node's CiliumNode."""
 
     requested: Mapping[str, Mapping[Family, int]]
-    """How many addresses are asked for, by pool."""
+    """Requested addresses, by pool."""
     allocated: Mapping[str, tuple[IPNetwork, ...]]
-    """The ranges of each pool."""
+    """Allocated ranges, by pool."""
     problem: str = ""
-    """What the operator could not do."""
+    """The operator's error message."""
 
 
 class AssignedPools(Protocol):
-    """What is known of this node's pools, in IPAM mode multi-pool."""
+    """This node's pools in IPAM mode multi-pool."""
 
     def pools(self) -> PoolState | None:
-        """The object's pools; None without an object."""
+        """Return the pools of the CiliumNode; None without a CiliumNode."""
         ...
 
     def changes(self) -> AsyncIterator[object]:
-        """Comes back whenever that may have changed."""
+        """Yield whenever the pools may have changed."""
         ...
 
 
 class PodPools(Protocol):
-    """Which pools pods ask for."""
+    """The pools that pods choose."""
 
     def pool_of(self, owner: str, family: Family) -> str:
-        """The pool of ``namespace/pod``; empty for the default one.
+        """Return the pool of ``namespace/pod``; empty for the default pool.
 
-        Raises IpamLaterError while the pod is not known, IpamError where it must have a pool and has none.
+        Raises IpamLaterError while the pod is unknown, and IpamError if the pod requires a pool and has none.
         """
         ...
 
 
-# How many addresses a node requests from each pool: in use, waited for by pods, and some ahead.
+# Requested addresses per pool: in use, pending, and pre-allocated.
 #
 # Source: Cilium 1.17, pkg/ipam/multipool.go: neededIPCeil, pendingAllocationsPerPool.
 
-PENDING: Final = 300.0
-"""Seconds that an address which could not be had is asked for."""
+PENDING_SECONDS: Final = 300.0
+"""Seconds for which an address that could not be allocated is requested."""
 
 Key = tuple[str, Family]
-"""A pool, and one of its families."""
+"""A pool and a family."""
 
 
 class PoolRequest(msgspec.Struct, frozen=True):
-    """This node's request to a pool, a row of the table ``pod-pool-requests``."""
+    """A row of the table ``pod-pool-requests``: this node's request to a pool."""
 
     pool: str
     ipv4: int = 0
     ipv6: int = 0
-    """How many addresses of each family, those in use among them."""
+    """Requested addresses of each family, including those in use."""
     released: tuple[IPNetwork, ...] = ()
-    """Ranges that it gives back: none of their addresses is in use, and none is handed out."""
+    """Ranges to release: none of their addresses is in use, and none is allocated any more."""
 
 
-def with_ahead(needed: int, ahead: int) -> int:
-    """The addresses needed, rounded up to a multiple of ``ahead`` with at least so many on top."""
-    if not ahead:
+def round_up_demand(needed: int, pre_allocation: int) -> int:
+    """Round up to a multiple of ``pre_allocation``, with at least as many free addresses.
+
+    Source: neededIPCeil.
+    """
+    if not pre_allocation:
         return needed
-    return (-(-needed // ahead) + 1) * ahead
+    return (-(-needed // pre_allocation) + 1) * pre_allocation
 
 
 class Demand:
-    """What is asked for, beside what is in use."""
+    """The number of addresses to request: in use, pending and pre-allocated."""
 
-    def __init__(self, ahead: Mapping[str, int], clock: Clock) -> None:
-        self.ahead = ahead
-        """How many addresses of a pool are held ready."""
+    def __init__(self, pre_allocation: Mapping[str, int], clock: Clock) -> None:
+        self.pre_allocation = pre_allocation
+        """Pre-allocated addresses by pool."""
         self.floor: dict[Key, int] = {}
-        """No less is asked for; until endpoints are restored, what was asked for before."""
+        """Minimum of requested addresses: the previous request, until endpoints are restored."""
         self._clock = clock
         self._pending: dict[tuple[str, Family, str], float] = {}
 
     def wanted(self, pool: str, family: Family, owner: str) -> None:
-        """A request found no address: ask for one more, for a while."""
-        self._pending[pool, family, owner] = self._clock.now() + PENDING
+        """Add a pending request for an address, for PENDING_SECONDS."""
+        self._pending[pool, family, owner] = self._clock.now() + PENDING_SECONDS
 
     def met(self, pool: str, family: Family, owner: str) -> None:
-        """A request got an address."""
+        """Remove a pending request that got an address."""
         self._pending.pop((pool, family, owner), None)
 
     def needed(self, in_use: Mapping[Key, int], families: Iterable[Family]) -> dict[Key, int]:
-        """How many addresses of each pool are asked for; pools of which none is needed are left out."""
+        """Return the addresses to request, by pool and family; without zero counts."""
         now = self._clock.now()
         self._pending = {key: until for key, until in self._pending.items() if until > now}
         waiting: dict[Key, int] = {}
@@ -132,11 +137,11 @@ class Demand:
             *in_use,
             *waiting,
             *self.floor,
-            *((pool, family) for pool in self.ahead for family in families),
+            *((pool, family) for pool in self.pre_allocation for family in families),
         }
         found = {
             key: max(
-                with_ahead(in_use.get(key, 0) + waiting.get(key, 0), self.ahead.get(key[0], 0)),
+                round_up_demand(in_use.get(key, 0) + waiting.get(key, 0), self.pre_allocation.get(key[0], 0)),
                 self.floor.get(key, 0),
             )
             for key in keys
@@ -145,12 +150,12 @@ class Demand:
         return {key: count for key, count in found.items() if count}
 
 
-FIRST: Final = "the node itself"
-"""Who waits for an address of the default pool before the router does."""
+NODE_OWNER: Final = "the node itself"
+"""The owner of a pending request for an address of the default pool before the router has one."""
 
 
 class OperatorPools:
-    """The pools of the operator: what this node has of them, which pods choose, and what it asks for."""
+    """The interface to the operator: assigned pools, pods' choice of pools, and requests."""
 
     def __init__(
         self,
@@ -164,7 +169,7 @@ class OperatorPools:
 
 
 class NodePools:
-    """Keeps an allocator's pools as the CiliumNode has them, and the requests as the allocator is used."""
+    """Updates an allocator's pools from the CiliumNode, and the requests from the allocator's use."""
 
     def __init__(
         self,
@@ -187,10 +192,10 @@ class NodePools:
         on = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
         self._families = [family for family, enabled in on.items() if enabled]
         self._default = addressing.default_pool
-        self._ahead = addressing.ahead
-        self._demand = Demand(self._ahead, clock)
-        self._leaving: set[tuple[str, IPNetwork]] = set()
-        """Ranges that are being given back."""
+        self._pre_allocation = addressing.pre_allocation
+        self._demand = Demand(self._pre_allocation, clock)
+        self._releasing: set[tuple[str, IPNetwork]] = set()
+        """Ranges in release."""
         self._claimed = False
         """Whether restored endpoints have claimed their addresses."""
         self._following = False
@@ -198,18 +203,21 @@ class NodePools:
         self._grown = anyio.Event()
 
     async def start(self) -> None:
-        """Wait until every pool that addresses are held ready of has one. Raises UsageError."""
+        """Wait until every pool with pre-allocation, and the default pool, has a free address.
+
+        Raises UsageError.
+        """
         if self._assigned is None:
             raise UsageError("ipam=multi-pool: no source for this node's pools")
         self._saved = saved_pools(self._state_dir, self._log)
-        earlier = saved_ranges(self._state_dir, self._log).primary.values()  # of another mode of IPAM
+        earlier = saved_ranges(self._state_dir, self._log).primary.values()  # of another IPAM mode
         self._allocator.use_pools(self._families, self._saved or {self._default: tuple(earlier)})
         self._following = True
         state = self._assigned.pools()
-        self._look(PoolState({}, self._saved) if state is None else state)
+        self._apply_assigned(PoolState({}, self._saved) if state is None else state)
         for family in self._families:
-            if not self._ahead.get(self._default):
-                self._demand.wanted(self._default, family, FIRST)
+            if not self._pre_allocation.get(self._default):
+                self._demand.wanted(self._default, family, NODE_OWNER)
         self.use_changed()
         self._first.done()
         if missing := self._missing():
@@ -220,63 +228,63 @@ class NodePools:
                     break
                 self._report(missing)
         for family in self._families:
-            self._demand.met(self._default, family, FIRST)
+            self._demand.met(self._default, family, NODE_OWNER)
         self._health.ok("every pool has addresses")
         shown = {pool: list(map(str, networks)) for pool, networks in self._networks().items()}
         self._log.info("pools of pod addresses", pools=shown)
 
     def look(self) -> None:
-        """Apply the pools as assigned now; a deleted object changes nothing."""
+        """Apply the pools as assigned now. A deleted CiliumNode changes nothing."""
         if self._assigned is not None and self._following:
-            self._look(self._assigned.pools())
+            self._apply_assigned(self._assigned.pools())
             self.use_changed()
 
     def claimed(self) -> None:
-        """Restored endpoints have their addresses: what is not in use may be given back from now on."""
+        """Allow the release of unused ranges, once restored endpoints have claimed their addresses."""
         self._claimed = True
         self._demand.floor = {}
         self.look()
 
     def use_changed(self) -> None:
-        """Ask for as many addresses as are needed now."""
+        """Update the requests to the current demand."""
         if not self._following:
             return
         needed = self._demand.needed(self._allocator.in_use(), self._families)
         if self._claimed:
-            self._give_back(needed)
-        rows = _rows(needed, self._leaving)
+            self._release_unused(needed)
+        rows = _request_rows(needed, self._releasing)
         if rows != {row.pool: row for row in self._requests.all()}:
             with self._requests.txn() as txn:
                 txn.replace_all(rows.values())
 
     def pool_for(self, owner: str, family: Family) -> str:
-        """The pool to allocate from for an owner. Raises IpamError."""
+        """Return the pool to allocate from for an owner. Raises IpamError."""
         found = self._pods.pool_of(owner, family) if self._pods is not None else ""
         return found or self._default
 
     def wanted(self, pool: str, family: Family, owner: str) -> str:
-        """A request found no address: ask for it; the operator's message about the pool."""
+        """Add a pending request for an address; return the operator's error about the pool, or ""."""
         self._demand.wanted(pool, family, owner)
         state = self._assigned.pools() if self._assigned is not None else None
         lines = state.problem.splitlines() if state is not None else []
         return next((line for line in lines if f'"{pool}"' in line and str(family) in line), "")
 
     def met(self, pool: str, family: Family, owner: str) -> None:
-        """A request got an address."""
+        """Remove a pending request that got an address."""
         self._demand.met(pool, family, owner)
 
     async def grown(self) -> None:
-        """Wait until ranges have come."""
+        """Wait until ranges have changed."""
         await self._grown.wait()
 
     def keep(self) -> None:
-        """Keep the ranges for the next run of the agent."""
+        """Save the ranges for the next run, if they have changed."""
         networks = self._networks()
         if networks != self._saved:
             self._saved = networks
-            keep_pools(self._state_dir, networks)
+            save_pools(self._state_dir, networks)
 
-    def _look(self, state: PoolState | None) -> None:
+    def _apply_assigned(self, state: PoolState | None) -> None:
         if state is None:
             return
         if not self._claimed:
@@ -286,9 +294,9 @@ class NodePools:
                 for family, count in counts.items()
             }
         allocated = {(pool, network) for pool, networks in state.allocated.items() for network in networks}
-        self._leaving &= allocated
+        self._releasing &= allocated
         use = {
-            pool: [network for network in networks if (pool, network) not in self._leaving]
+            pool: [network for network in networks if (pool, network) not in self._releasing]
             for pool, networks in state.allocated.items()
         }
         if self._allocator.follow_pools(use, forget=self._claimed):
@@ -297,24 +305,24 @@ class NodePools:
             self._grown.set()
             self._grown = anyio.Event()
 
-    def _give_back(self, needed: Mapping[Key, int]) -> None:
-        """Stop using ranges that are not needed; they are given back once that is written."""
+    def _release_unused(self, needed: Mapping[Key, int]) -> None:
+        """Stop allocating from ranges that are not needed, and release them."""
         use: dict[str, list[IPNetwork]] = {}
-        spare: set[tuple[str, IPNetwork]] = set()
+        unused: set[tuple[str, IPNetwork]] = set()
         for pool, family in self._allocator.in_use():
             for network in self._allocator.spare(pool, family, needed.get((pool, family), 0)):
-                spare.add((pool, network))
-        if not spare:
+                unused.add((pool, network))
+        if not unused:
             return
-        self._leaving |= spare
+        self._releasing |= unused
         for row in self._allocator.pod_ranges():
-            if row.state != "retired" and (row.pool, row.network) not in spare:
+            if row.state != "retired" and (row.pool, row.network) not in unused:
                 use.setdefault(row.pool, []).append(row.network)
         self._allocator.follow_pools(use, forget=True)
 
     def _missing(self) -> list[Key]:
-        """Pools and families that the start waits for."""
-        pools = {pool for pool, ahead in self._ahead.items() if ahead} | {self._default}
+        """Return the pools and families that the start waits for."""
+        pools = {pool for pool, count in self._pre_allocation.items() if count} | {self._default}
         return [
             (pool, family)
             for pool in sorted(pools)
@@ -336,14 +344,14 @@ class NodePools:
         return found
 
 
-def _rows(needed: Mapping[Key, int], leaving: set[tuple[str, IPNetwork]]) -> dict[str, PoolRequest]:
-    pools = sorted({pool for pool, _ in needed} | {pool for pool, _ in leaving})
+def _request_rows(needed: Mapping[Key, int], releasing: set[tuple[str, IPNetwork]]) -> dict[str, PoolRequest]:
+    pools = sorted({pool for pool, _ in needed} | {pool for pool, _ in releasing})
     return {
         pool: PoolRequest(
             pool,
             needed.get((pool, Family.IPV4), 0),
             needed.get((pool, Family.IPV6), 0),
-            tuple(sorted((network for of, network in leaving if of == pool), key=str)),
+            tuple(sorted((network for of, network in releasing if of == pool), key=str)),
         )
         for pool in pools
     }

@@ -1,4 +1,4 @@
-"""The ranges of one family, which come and go while their addresses are in use."""
+"""The ranges of one family and pool: they are added and retired while their addresses are in use."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ State = Literal["primary", "secondary", "retired"]
 
 
 class PodRange(msgspec.Struct, frozen=True):
-    """A range of this node's pods, a row of the table ``pod-ranges``."""
+    """A row of the table ``pod-ranges``: a range of this node's pods."""
 
     network: IPNetwork
     state: State
-    """``primary``: the first that was given; ``retired``: taken back while addresses of it are in use, and
-    none is handed out any more."""
+    """``primary``: the first assigned range. ``retired``: withdrawn while its addresses are in use; none is
+    allocated.
+    """
     pool: str = ""
-    """The pool it is of."""
+    """The pool of the range."""
 
     @property
     def family(self) -> Family:
-        """Its family."""
+        """The range's family."""
         return Family.of(self.network)
 
 
 class AddressRanges:
-    """Addresses out of several networks of one family; new ones from the first that has one.
+    """Allocates addresses from several networks of one family, the first one with a free address.
 
-    Networks may overlap: an address that is taken is taken in all of them.
+    Networks may overlap: an allocated address is allocated in all of them.
     """
 
     def __init__(
@@ -51,38 +52,41 @@ class AddressRanges:
 
     @property
     def network(self) -> IPNetwork | None:
-        """The primary one; None when there is none to hand out from."""
+        """The primary network; None if all are retired."""
         return self._active[0].network if self._active else None
 
     @property
     def networks(self) -> tuple[IPNetwork, ...]:
-        """Those that addresses are handed out from."""
+        """The networks to allocate from, without retired ones."""
         return tuple(each.network for each in self._active)
 
     @property
     def capacity(self) -> int:
-        """How many addresses to hand out Cilium counts."""
+        """The number of allocatable addresses, as Cilium counts them."""
         return sum(each.capacity for each in self._active)
 
     @property
     def in_use(self) -> int:
-        """How many addresses are taken of those that are handed out."""
+        """The number of allocated addresses, without retired networks."""
         return sum(map(len, self._active))
 
     @property
     def free(self) -> int:
-        """How many addresses are left to hand out."""
+        """The number of free addresses."""
         return sum(each.size - len(each) for each in self._active)
 
     def rows(self, pool: str) -> Iterator[PodRange]:
-        """All of them, as ranges of a pool."""
+        """Yield all networks, as rows of a pool."""
         for number, each in enumerate(self._active):
             yield PodRange(each.network, "secondary" if number else "primary", pool)
         for each in self._retired:
             yield PodRange(each.network, "retired", pool)
 
     def spare(self, needed: int) -> list[IPNetwork]:
-        """Unused networks without which as many addresses as needed are free; the last ones first."""
+        """Return unused networks that can be released while ``needed`` addresses stay free.
+
+        The last networks are released first.
+        """
         free, found = self.free, []
         for each in reversed(self._active):
             if not len(each) and free - each.size >= needed:
@@ -91,10 +95,10 @@ class AddressRanges:
         return found
 
     def follow(self, networks: Sequence[IPNetwork], *, keep: bool = False) -> bool:
-        """Hand out from these from now on; whether anything changed.
+        """Allocate from these networks from now on; return whether anything changed.
 
-        A range that is missing there is retired while addresses of it are in use, or in any case (``keep``),
-        and comes back as it was.
+        A network that is not among them is retired while its addresses are in use, or in any case with
+        ``keep``. When it is added again, its allocations are unchanged.
         """
         if networks == list(self.networks):
             return False
@@ -111,11 +115,11 @@ class AddressRanges:
         return True
 
     def covers(self, ip: IPAddress) -> bool:
-        """Whether one of the networks has the address, even a retired one."""
+        """Whether one of the networks contains the address, including retired ones."""
         return any(each.covers(ip) for each in self._all())
 
     def take_next(self) -> IPAddress:
-        """Take some free address; raises RangeFull."""
+        """Allocate a free address. Raises RangeFull."""
         for each in self._active:
             try:
                 ip = each.take_next()
@@ -129,7 +133,7 @@ class AddressRanges:
         raise RangeFull
 
     def take(self, ip: IPAddress) -> bool:
-        """Take this address, which a network must cover; False if it is taken already."""
+        """Allocate this address, which a network must contain; return False if it is allocated already."""
         if ip in self:
             return False
         for each in self._all():
@@ -139,7 +143,7 @@ class AddressRanges:
         return True
 
     def give_back(self, ip: IPAddress) -> bool:
-        """Free this address; False if it was not taken."""
+        """Release this address; return False if it was not allocated."""
         if ip not in self:
             return False
         for each in self._all():
@@ -148,7 +152,7 @@ class AddressRanges:
         return True
 
     def forget_retired(self) -> bool:
-        """Let go of retired networks without addresses in use; whether there was one."""
+        """Drop retired networks without addresses in use; return whether there was one."""
         left = [each for each in self._retired if len(each)]
         changed = len(left) != len(self._retired)
         self._retired = left
@@ -164,22 +168,22 @@ class AddressRanges:
         return [*self._active, *self._retired]
 
 
-# Requests for addresses that are refused, with the status and the words of Cilium's API.
+# Errors, with status codes and messages of Cilium's API.
 
 NEXT_FAILED: Final = 502
 FAILED: Final = 500
 NOT_YET: Final = "pool not (yet) available"
-NOT_SUPPORTED: Final = "Operation not supported: addresses are given by the delegated IPAM plugin"
+NOT_SUPPORTED: Final = "Operation not supported: addresses are assigned by the delegated IPAM plugin"
 
 
 class IpamError(Refusal):
-    """A request for an address that is refused; ``status`` is the HTTP status Cilium's API gives it."""
+    """A request for an address failed; ``status`` is the HTTP status in Cilium's API."""
 
 
 class IpamLaterError(IpamError):
-    """A request that is refused now, and may be met later."""
+    """A request for an address failed, but may succeed later."""
 
     def __init__(self, text: str, wait: Callable[[], Awaitable[object]]) -> None:
         super().__init__(NEXT_FAILED, text)
         self.wait = wait
-        """Comes back when it may be worth another try, or never."""
+        """Waits until a retry may succeed, possibly forever."""

@@ -1,4 +1,4 @@
-"""Where pod addresses come from: the options, and the range a node chooses by itself."""
+"""IPAM settings, automatically chosen ranges, and ranges saved for the next run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
@@ -25,8 +25,8 @@ __all__ = [
 
 
 MODES: Final = ("cluster-pool", "kubernetes", "multi-pool", "delegated-plugin")
-AHEAD: Final = 8
-"""Addresses of the default pool that are held ready."""
+DEFAULT_PRE_ALLOCATION: Final = 8
+"""Pre-allocated addresses of the default pool."""
 _OTHER_MODES: Final = {
     "crd",
     "eni",
@@ -34,26 +34,26 @@ _OTHER_MODES: Final = {
     "alibabacloud",
 }
 _PRIVATE: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
-_NOT_FOR_PODS: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
-_NOT_FOR_PODS6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80::/10", "ff00::/8")))
+_RESERVED: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
+_RESERVED6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80::/10", "ff00::/8")))
 _OUR_DEVICES: Final = ("cilium_", "lxc")
 
 
 class PodAddressing(msgspec.Struct, frozen=True):
-    """Where addresses of this node's pods come from, as it is configured."""
+    """The configured sources of pod addresses."""
 
     mode: str
-    """Who decides which ranges are this node's, under Cilium's names."""
+    """The IPAM mode, named as in Cilium."""
     ranges: Mapping[Family, IPNetwork]
-    """Those that are set, whatever is decided."""
+    """Configured ranges; they take precedence over assigned ones."""
     routers: Mapping[Family, IPAddress]
-    """Addresses of the pods' gateway that are set, instead of one of the range."""
+    """Configured addresses of the pods' gateway, instead of addresses of the ranges."""
     nested: IPv6Network
-    """The /64 that an automatic IPv6 range is part of."""
+    """The /64 of an automatic IPv6 range."""
     default_pool: str
-    """That addresses come from, unless a pod chooses another."""
-    ahead: Mapping[str, int]
-    """How many free addresses of each pool are held ready in multi-pool."""
+    """The pool of pods that do not choose another one."""
+    pre_allocation: Mapping[str, int]
+    """Pre-allocated addresses by pool in multi-pool."""
 
     @property
     def pooled(self) -> bool:
@@ -62,41 +62,45 @@ class PodAddressing(msgspec.Struct, frozen=True):
 
 
 class IpamSettings(Settings, frozen=True):
-    """Settings of the ipam cell."""
+    """Settings of IPAM."""
 
     ipam: str = "cluster-pool"
-    """Where this node's pod ranges come from: cluster-pool, its CiliumNode; kubernetes, its Node; multi-pool,
-    its CiliumNode, from the pools that pods choose; delegated-plugin, the IPAM plugin in the CNI
-    configuration. In the first two, ipv4-range and ipv6-range are used when they are set, or when there is no
-    source of objects."""
+    """Source of this node's pod ranges: cluster-pool, its CiliumNode; kubernetes, its Node; multi-pool, its
+    CiliumNode, from the pools that pods choose; delegated-plugin, the IPAM plugin in the CNI configuration.
+    In the first two, ipv4-range and ipv6-range are used if they are set, or if there is no source of objects.
+    """
 
     ipv4_range: str = "auto"
-    """Network of this node's pods; auto: the one used before, at first 10.X.0.0/16 where X is the last byte
-    of the node's address."""
+    """Network of this node's pods; auto: the previous one, at first 10.X.0.0/16 where X is the last byte of
+    the node's address.
+    """
 
     ipv6_range: str = "auto"
-    """IPv6 network of this node's pods; auto: the one used before, at first made from ipv6-cluster-alloc-cidr
-    and the IPv4 network."""
+    """IPv6 network of this node's pods; auto: the previous one, at first derived from ipv6-cluster-alloc-cidr
+    and the IPv4 network.
+    """
 
     ipv6_cluster_alloc_cidr: str = "f00d::/64"
     """The /64 that ipv6-range=auto starts with; the next 32 bits are the IPv4 network's address."""
 
     ipam_default_ip_pool: str = "default"
-    """Name of the pool that addresses come from, unless a pod chooses another in multi-pool."""
+    """Name of the pool of pods that do not choose another one in multi-pool."""
 
     ipam_multi_pool_pre_allocation: dict[str, str] = field(default_factory=dict)
-    """How many free addresses to keep per pool in multi-pool, as POOL=COUNT; the start waits for them. Unset:
-    8 of the default pool."""
+    """Pre-allocated free addresses by pool in multi-pool, as POOL=COUNT; the start waits for them. Unset: 8
+    of the default pool.
+    """
 
     local_router_ipv4: str = ""
-    """IPv4 address of the pods' gateway, instead of one from the node's range; needs enable-endpoint-routes
-    and routing-mode=native."""
+    """IPv4 address of the pods' gateway, instead of one of the node's range; needs enable-endpoint-routes and
+    routing-mode=native.
+    """
 
     local_router_ipv6: str = ""
-    """The same for IPv6."""
+    """IPv6 address of the pods' gateway, with the same requirements."""
 
     def validate(self) -> None:
-        """Refuse modes that are not there, ranges that are none, and routers that are no hosts."""
+        """Reject unknown modes, invalid ranges, and invalid router addresses. Raises ValueError."""
         if self.ipam in _OTHER_MODES:
             raise ValueError(
                 f"ipam={self.ipam} is not supported yet: expected {', '.join(MODES[:-1])} or {MODES[-1]}"
@@ -114,7 +118,7 @@ class IpamSettings(Settings, frozen=True):
         self.cluster_alloc_network()
 
     def pre_allocation(self) -> dict[str, int]:
-        """How many addresses of each pool are held ready; raises ValueError."""
+        """Return the pre-allocated addresses by pool. Raises ValueError."""
         found = {}
         for pool, text in self.ipam_multi_pool_pre_allocation.items():
             if not (text.isascii() and text.isdigit()):
@@ -123,15 +127,18 @@ class IpamSettings(Settings, frozen=True):
                     " expected a number"
                 )
             found[pool] = int(text)
-        return found or {self.ipam_default_ip_pool: AHEAD}
+        return found or {self.ipam_default_ip_pool: DEFAULT_PRE_ALLOCATION}
 
     def explicit_range(self, family: Family) -> IPNetwork | None:
-        """The range as configured, None for auto; raises ValueError. Host bits are ignored, as in Cilium."""
+        """Return the configured range, or None for auto. Host bits are ignored, as in Cilium.
+
+        Raises ValueError.
+        """
         text = self.ipv4_range if family is Family.IPV4 else self.ipv6_range
         return None if text == "auto" else parse_range(family, text)
 
     def local_router(self, family: Family) -> IPAddress | None:
-        """The gateway's address as configured, None for one of the range; raises ValueError."""
+        """Return the configured gateway address, or None. Raises ValueError."""
         text = self.local_router_ipv4 if family is Family.IPV4 else self.local_router_ipv6
         if not text:
             return None
@@ -139,7 +146,7 @@ class IpamSettings(Settings, frozen=True):
             ip: IPAddress | None = ip_address(text)
         except ValueError:
             ip = None
-        if ip is None or Family.of(ip) is not family or _misplaced(ip_network(ip)):
+        if ip is None or Family.of(ip) is not family or _has_reserved_addresses(ip_network(ip)):
             example = "169.254.23.0" if family is Family.IPV4 else "fd00:23::1"
             raise ValueError(
                 f"local-router-{family}={text}: expected an {family.text} address such as {example}"
@@ -147,19 +154,19 @@ class IpamSettings(Settings, frozen=True):
         return ip
 
     def cluster_alloc_network(self) -> IPv6Network:
-        """The /64; raises ValueError."""
+        """Return the /64 of automatic IPv6 ranges. Raises ValueError."""
         text = self.ipv6_cluster_alloc_cidr
         try:
             network: IPv6Network | None = IPv6Network(text, strict=False)
         except ValueError:
             network = None
-        if network is None or network.prefixlen != 64 or _misplaced(network):
+        if network is None or network.prefixlen != 64 or _has_reserved_addresses(network):
             raise ValueError(f"ipv6-cluster-alloc-cidr={text}: expected a /64 such as f00d::/64")
         return network
 
 
 def pod_addressing(settings: IpamSettings) -> PodAddressing:
-    """As the settings have it; raises ValueError."""
+    """Return the configured sources of pod addresses. Raises ValueError."""
     ranges = {family: network for family in Family if (network := settings.explicit_range(family))}
     routers = {family: ip for family in Family if (ip := settings.local_router(family))}
     return PodAddressing(
@@ -168,12 +175,12 @@ def pod_addressing(settings: IpamSettings) -> PodAddressing:
         routers,
         nested=settings.cluster_alloc_network(),
         default_pool=settings.ipam_default_ip_pool,
-        ahead=settings.pre_allocation(),
+        pre_allocation=settings.pre_allocation(),
     )
 
 
 def parse_range(family: Family, text: str) -> IPNetwork:
-    """The network; raises ValueError that names the setting."""
+    """Parse a range. Raises ValueError that names the setting."""
     given = f"{family}-range={text}"
     try:
         network = ip_network(text, strict=False)
@@ -187,29 +194,29 @@ def parse_range(family: Family, text: str) -> IPNetwork:
     if network.prefixlen == network.max_prefixlen:
         smallest = network.max_prefixlen - 1
         raise ValueError(f"{given}: too small, expected at most a /{smallest}: the node takes one address")
-    if _misplaced(network):
+    if _has_reserved_addresses(network):
         raise ValueError(f"{given}: expected addresses that hosts may have")
     return network
 
 
-def _misplaced(network: IPNetwork) -> bool:
-    """Whether some of the addresses are reserved: loopback, multicast and the like."""
+def _has_reserved_addresses(network: IPNetwork) -> bool:
+    """Whether the network overlaps reserved addresses: loopback, multicast and others."""
     if isinstance(network, IPv4Network):
-        return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS)
-    return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS6)
+        return any(network.overlaps(reserved) for reserved in _RESERVED)
+    return any(network.overlaps(reserved) for reserved in _RESERVED6)
 
 
 def nested_range(base: IPv6Network, ipv4: IPv4Network) -> IPv6Network:
-    """The /96 below the /64 ``base`` that an IPv4 range stands for: its address is bits 64 to 95 (Cilium)."""
+    """Return the /96 in ``base`` for an IPv4 range: its address is in bits 64 to 95, as in Cilium."""
     number = int(base.network_address) | int(ipv4.network_address) << 32
     return IPv6Network((number, 96))
 
 
 def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
-    """10.<last byte of the node's first global address>.0.0/16, public addresses before private ones.
+    """Return 10.X.0.0/16, where X is the last byte of the node's first global address.
 
-    None if the node has no global address. Devices count in the order of their indexes, lo last; ours do not,
-    nor those that the setting ``devices`` leaves out.
+    Public addresses come before private ones; None without a global address. Devices are sorted by index, lo
+    last; ours are ignored, as are those that the setting ``devices`` excludes.
     """
     found = list(_global_addresses(devices))
     public = [ip for ip in found if not any(ip in network for network in _PRIVATE)]
@@ -230,19 +237,19 @@ def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
                 yield ip
 
 
-# The ranges in use, preserved over a restart of the agent.
+# Ranges in use, saved for the next run.
 
 FILE: Final = "pod-ranges.json"
 POOLS_FILE: Final = "pod-pools.json"
 
 
 class SavedRanges(msgspec.Struct, frozen=True):
-    """What an earlier run of the agent used."""
+    """Ranges that the previous run used."""
 
     primary: Mapping[Family, IPNetwork]
-    """The range of each family that addresses came from."""
+    """The primary range of each family."""
     assigned: frozenset[Family]
-    """Families with a range assigned by Kubernetes or the operator."""
+    """Families with a range that was assigned by Kubernetes or the operator."""
 
 
 class _RangesFile(msgspec.Struct, omit_defaults=True):
@@ -252,7 +259,7 @@ class _RangesFile(msgspec.Struct, omit_defaults=True):
 
 
 def saved_ranges(state_dir: Path, log: Logger) -> SavedRanges:
-    """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
+    """Return the ranges of save_ranges(); empty without a file. An unusable file is logged."""
     path = state_dir / FILE
     try:
         saved = msgspec.json.decode(read_regular(path), type=_RangesFile)
@@ -267,15 +274,15 @@ def saved_ranges(state_dir: Path, log: Logger) -> SavedRanges:
     return SavedRanges({}, frozenset())
 
 
-def keep_ranges(state_dir: Path, ranges: SavedRanges) -> None:
-    """Write them, whole or not at all. Raises HiveError."""
+def save_ranges(state_dir: Path, ranges: SavedRanges) -> None:
+    """Save ranges atomically. Raises HiveError."""
     path = state_dir / FILE
     ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
     _write(path, _RangesFile(ipv4, ipv6, tuple(sorted(ranges.assigned))))
 
 
 def saved_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:
-    """The ranges by pool that keep_pools wrote; nothing if there is no file, or none that can be used."""
+    """Return the ranges by pool of save_pools(); empty without a file. An unusable file is logged."""
     path = state_dir / POOLS_FILE
     try:
         saved = msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
@@ -287,15 +294,15 @@ def saved_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]
         return {}
 
 
-def keep_pools(state_dir: Path, pools: Mapping[str, Sequence[IPNetwork]]) -> None:
-    """Write them, whole or not at all. Raises HiveError."""
+def save_pools(state_dir: Path, pools: Mapping[str, Sequence[IPNetwork]]) -> None:
+    """Save ranges by pool atomically. Raises HiveError."""
     _write(state_dir / POOLS_FILE, {pool: [str(one) for one in networks] for pool, networks in pools.items()})
 
 
 def _write(path: Path, saved: object) -> None:
-    fresh = path.with_suffix(".new")
+    temporary = path.with_suffix(".new")
     try:
-        fresh.write_bytes(msgspec.json.encode(saved))
-        fresh.replace(path)
+        temporary.write_bytes(msgspec.json.encode(saved))
+        temporary.replace(path)
     except OSError as error:
-        raise HiveError(f"cannot keep the ranges of pods' addresses in {path}: {error.strerror}") from error
+        raise HiveError(f"cannot save the ranges of pods' addresses in {path}: {error.strerror}") from error

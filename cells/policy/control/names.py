@@ -52,8 +52,8 @@ RESOURCE: Final = "policy//names"
 class NamedAddresses:
     """Addresses of DNS names, and identities for those that rules select.
 
-    Counts learn() per name and address, so each needs a forget(). Synchronous except begin(), settled() and
-    all_settled().
+    Counts learn() per name and address, so each needs a forget(). Only begin(), settled() and all_settled()
+    wait.
     """
 
     def __init__(
@@ -167,9 +167,9 @@ class NamedAddresses:
             await self._changed.wait()
 
     def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:
-        """Update addresses after a change of rules, with the prefixes that it claimed and withdrew.
+        """Update addresses after a change of rules, which claimed and withdrew prefixes.
 
-        An address that a rule also selects as a prefix keeps the identity with the labels of both.
+        An address that is also a selected prefix keeps the identity with the labels of both.
         """
         if self._pending:
             self._pending = False
@@ -340,9 +340,9 @@ class PolicyPrefixes:
         self._ipcache = ipcache
         self._pods = pods
         self._dual_stack = options.dual_stack
-        self._packet_identities: dict[Prefix, Identity] = {}
+        self._prefixes: dict[Prefix, Identity] = {}
         """Identities of prefixes outside. Prefixes of length 0 have none: their packets have the world's."""
-        self._pod_network_identities: dict[Prefix, Identity] = {}
+        self._networks: dict[Prefix, Identity] = {}
         """Identities of prefixes around pods, see PodNetworks."""
         self._claimed: set[Prefix] = set()
         self._initial = ipcache.table.initializer("policies")
@@ -359,25 +359,21 @@ class PolicyPrefixes:
     def difference(self, wanted: Collection[Prefix]) -> tuple[list[Prefix], list[Prefix]]:
         """Return the wanted prefixes that are not claimed, and the claimed ones that are not wanted."""
         new = [one for one in wanted if one not in self._claimed and (one.prefixlen or self._pods.matched)]
-        return new, [
-            one for one in {**self._packet_identities, **self._pod_network_identities} if one not in wanted
-        ]
+        return new, [one for one in {**self._prefixes, **self._networks} if one not in wanted]
 
     async def acquire(self, prefixes: Iterable[Prefix]) -> list[Identity]:
         """Acquire the identities of prefixes, until release(). Raises NoIdentityError."""
         found = []
         for prefix in prefixes:
             if prefix.prefixlen:
-                if prefix not in self._packet_identities:
+                if prefix not in self._prefixes:
                     labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-                    self._packet_identities[prefix] = await self._identities.acquire(_texts(labels))
-                found.append(self._packet_identities[prefix])
+                    self._prefixes[prefix] = await self._identities.acquire(_texts(labels))
+                found.append(self._prefixes[prefix])
             if self._pods.matched:
-                if prefix not in self._pod_network_identities:
-                    self._pod_network_identities[prefix] = await self._identities.acquire(
-                        _texts(network_labels(prefix))
-                    )
-                found.append(self._pod_network_identities[prefix])
+                if prefix not in self._networks:
+                    self._networks[prefix] = await self._identities.acquire(_texts(network_labels(prefix)))
+                found.append(self._networks[prefix])
         return found
 
     def claim(self, prefixes: Collection[Prefix]) -> None:
@@ -386,33 +382,27 @@ class PolicyPrefixes:
             *(
                 IpcacheEntry(
                     prefix=str(one),
-                    identity=self._packet_identities[one].id,
+                    identity=self._prefixes[one].id,
                     source=Source.GENERATED,
                     resource=PREFIXES,
                 )
                 for one in prefixes
-                if one in self._packet_identities
+                if one in self._prefixes
             )
         )
-        self._pods.write(
-            {
-                one: self._pod_network_identities[one].id
-                for one in prefixes
-                if one in self._pod_network_identities
-            }
-        )
+        self._pods.write({one: self._networks[one].id for one in prefixes if one in self._networks})
         self._claimed.update(prefixes)
 
     def withdraw(self, prefixes: Collection[Prefix]) -> None:
         """Withdraw the claims of prefixes. Raises OSError."""
-        self._pods.write(dict.fromkeys(one for one in prefixes if one in self._pod_network_identities))
-        self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._packet_identities])
+        self._pods.write(dict.fromkeys(one for one in prefixes if one in self._networks))
+        self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._prefixes])
 
     def release(self, prefixes: Iterable[Prefix]) -> None:
         """Release the identities of withdrawn prefixes."""
         for prefix in prefixes:
             self._claimed.discard(prefix)
-            for held in (self._packet_identities, self._pod_network_identities):
+            for held in (self._prefixes, self._networks):
                 if (identity := held.pop(prefix, None)) is not None:
                     self._identities.release(identity.id)
 

@@ -84,7 +84,7 @@ async def test_uplinks_and_pods_get_large_packets_of_the_families_that_are_on(
     async with node() as (_, links):
         device = make_uplink(links, "uplink0")
     async with node(**settings) as (found, links):
-        assert (found.on, found.limits) == (families, limits)
+        assert (found.enabled, found.limits) == (families, limits)
         assert links.offloads(device).limits == limits
         with new_netns() as pod:
             made = links.create_veth(
@@ -94,7 +94,7 @@ async def test_uplinks_and_pods_get_large_packets_of_the_families_that_are_on(
         later = make_uplink(links, "uplink1")
         await eventually(lambda: links.offloads(later).limits == limits)
     async with node() as (found, links):  # switched off again
-        assert (found.on, found.limits) == (NONE, USUAL)
+        assert (found.enabled, found.limits) == (NONE, USUAL)
         assert links.offloads(device).limits == links.offloads(later).limits == USUAL
 
 
@@ -122,7 +122,7 @@ async def test_a_device_that_takes_no_large_packets_leaves_it_off_everywhere(in_
         await anyio.run_process("ip addr add 192.0.2.8/24 dev uplink1", check=True)
     with capture_logs() as logs:
         async with node(**BOTH) as (found, links):
-            assert (found.on, found.limits, links.offloads(able).limits) == (NONE, USUAL, USUAL)
+            assert (found.enabled, found.limits, links.offloads(able).limits) == (NONE, USUAL, USUAL)
     (line,) = [one for one in logs if one["log_level"] == "warning"]
     assert line["event"] == "BIG TCP is off: a device does not take its packets"
 
@@ -130,7 +130,7 @@ async def test_a_device_that_takes_no_large_packets_leaves_it_off_everywhere(in_
 async def test_without_an_uplink_it_is_off(in_node: None) -> None:
     with capture_logs() as logs:
         async with node(**BOTH) as (found, _):
-            assert (found.on, found.limits) == (NONE, USUAL)
+            assert (found.enabled, found.limits) == (NONE, USUAL)
     events = [one["event"] for one in logs if one["log_level"] == "warning"]
     assert events == ["BIG TCP is off: no device is found through which packets leave the node"]
 

@@ -24,7 +24,7 @@ from cells.netlink.rows import LinkInfo
 from cells.node import router
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.node.router_kernel import lasting
+from cells.node.router_kernel import without_link_local
 from lifecycle import Hive
 from tests.kernel.router.routed import DUAL, PODS, PODS6, agent, ip, routes6
 from tests.support.namespaces import in_node, inside, new_netns
@@ -49,7 +49,7 @@ def link(hive: Hive, name: str) -> LinkInfo:
 
 def addresses(hive: Hive, ifindex: int) -> list[IPInterface]:
     """Of a link, without what the kernel itself gave it."""
-    return lasting(hive.get(HostLinks).addresses()[ifindex])
+    return without_link_local(hive.get(HostLinks).addresses()[ifindex])
 
 
 async def test_the_router_is_set_up(in_node: None) -> None:

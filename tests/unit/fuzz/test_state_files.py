@@ -20,8 +20,8 @@ from cells.config import read_pidfile
 from cells.endpoint.kernel import claims_of, config_row, lxc_value
 from cells.endpoint.state.directory import StateFiles
 from cells.endpoint.state.saved import encode
-from cells.node.ipam.settings import keep_ranges, saved_ranges
-from cells.node.router import remembered
+from cells.node.ipam.settings import save_ranges, saved_ranges
+from cells.node.router import previous_addresses
 from lifecycle import Lifecycle
 from lifecycle.settings.regular import LARGEST
 from tests.unit.cni_server.harness import Harness, harness
@@ -105,7 +105,7 @@ def test_saved_pod_ranges_are_read_or_replaced(make: Put) -> None:
         make(path)
         ranges = saved_ranges(state, structlog.get_logger())
         if not path.is_dir():
-            keep_ranges(state, ranges)
+            save_ranges(state, ranges)
             assert saved_ranges(state, structlog.get_logger()) == ranges
 
 
@@ -128,7 +128,7 @@ header_lines = st.lists(
 def test_the_routers_past_is_read_or_left(make: Put) -> None:
     with directory() as state:
         make(state / "node_config.h")
-        assert len(remembered(None, [], state / "node_config.h", structlog.get_logger())) <= 2
+        assert len(previous_addresses(None, [], state / "node_config.h", structlog.get_logger())) <= 2
 
 
 @bounded(40)

@@ -14,7 +14,7 @@ from cells.base.addresses import Family, IPNetwork
 from cells.node.devices import Device
 from cells.node.ipam import Ipam, cell
 from cells.node.ipam.allocator import Clock
-from cells.node.ipam.pools import AssignedPools, Demand, PodPools, PoolRequest, PoolState, with_ahead
+from cells.node.ipam.pools import AssignedPools, Demand, PodPools, PoolRequest, PoolState, round_up_demand
 from cells.node.ipam.ranges import IpamError, IpamLaterError, PodRange
 from lifecycle import Hive, Table, invoke, replace, supply
 from lifecycle.testing import eventually
@@ -108,7 +108,7 @@ def released(hive: Hive) -> list[str]:
     [(0, 8, 8), (1, 8, 16), (8, 8, 16), (9, 8, 24), (5, 0, 5), (0, 0, 0), (3, 1, 4)],
 )
 def test_needs_are_rounded_up_with_some_ahead(needed: int, ahead: int, asked: int) -> None:
-    assert with_ahead(needed, ahead) == asked
+    assert round_up_demand(needed, ahead) == asked
 
 
 def test_demand_of_cancelled_requests_is_not_requested() -> None:

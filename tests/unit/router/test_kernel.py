@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink.rows import RouteInfo
-from cells.node.router_kernel import RouterKernel, RouterObject, wanted
+from cells.node.router_kernel import RouterKernel, RouterObject, router_objects
 from lifecycle import BatchError, Reconciler, Table
 from lifecycle.tables import ReconcileError
 from tests.unit.router.fakes import HOST, NET, FakeLinks
@@ -56,7 +56,7 @@ class World:
         self.kernel = RouterKernel(links, self.programs, structlog.get_logger(), write_settings=self._count)
         self.table: Table[str, RouterObject] = Table("router", key=lambda row: row.key)
         with self.table.txn() as rows:
-            for row in wanted(BOTH, strays, mtu).values():
+            for row in router_objects(BOTH, strays, mtu).values():
                 rows.put(row)
 
     def _count(self) -> None:
@@ -191,7 +191,7 @@ async def test_an_address_that_cannot_be_removed_is_the_only_failure() -> None:
 
 async def test_without_the_cilium_host_pair_each_object_reports_it() -> None:
     world = World(FakeLinks())
-    batch = {key: row for key, row in wanted(BOTH, (), 1500).items() if key.startswith("address")}
+    batch = {key: row for key, row in router_objects(BOTH, (), 1500).items() if key.startswith("address")}
     with pytest.raises(BatchError) as caught:
         await world.kernel.put(batch)
     assert {str(why) for why in caught.value.failures.values()} == {

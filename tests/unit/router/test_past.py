@@ -8,7 +8,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from cells.maps.records.endpoints import NodeConfig
-from cells.node.router import addresses_in, remembered
+from cells.node.router import addresses_in, previous_addresses
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::a:5")
 V6 = "0xfd, 0x0, 0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0xa, 0x0, 0x5"
@@ -59,16 +59,16 @@ def test_what_the_programs_know_comes_before_the_device_and_the_file_is_left_alo
     pinned, now = IPv4Address("10.0.1.8"), IPv4Address("10.0.1.9")
     node = NodeConfig(pinned, 2, bytes(6), 3, bytes(6), None)
     log = structlog.get_logger()
-    assert remembered(node, [now, ROUTER6], path, log) == [pinned, now, ROUTER6, ROUTER]
-    assert remembered(None, [now, ROUTER6], path, log) == [now, ROUTER6, ROUTER]
+    assert previous_addresses(node, [now, ROUTER6], path, log) == [pinned, now, ROUTER6, ROUTER]
+    assert previous_addresses(None, [now, ROUTER6], path, log) == [now, ROUTER6, ROUTER]
     assert path.read_text(encoding="ascii") == WRITTEN
 
 
 def test_a_missing_router_file_is_ignored_and_an_unreadable_one_logged(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        assert remembered(None, [ROUTER], tmp_path / "none", structlog.get_logger()) == [ROUTER]
+        assert previous_addresses(None, [ROUTER], tmp_path / "none", structlog.get_logger()) == [ROUTER]
         assert logs == []
-        assert remembered(None, [ROUTER], tmp_path, structlog.get_logger()) == [ROUTER]
+        assert previous_addresses(None, [ROUTER], tmp_path, structlog.get_logger()) == [ROUTER]
     assert [(entry["log_level"], entry["error"]) for entry in logs] == [
         ("warning", f"[Errno 21] Is a directory: '{tmp_path}'")
     ]

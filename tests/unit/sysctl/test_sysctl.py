@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.node.router import listening, router_settings, router_settings6
+from cells.node.router import accept_ra_settings, router_settings, router_settings6
 from cells.node.sysctl import SysctlFiles, Sysctls, cell
 from lifecycle import Hive, HiveError, Logger, Tables, invoke, replace
 from lifecycle.testing import eventually
@@ -48,7 +48,8 @@ def test_ipv6_forwards_and_devices_that_listen_to_routers_go_on_to(tmp_path: Pat
     device(tmp_path, "eth2", "1", "1")  # forwards, and so does not listen
     device(tmp_path, "eth3", "2", "1")
     read = SysctlFiles(tmp_path).read
-    assert listening(["eth0", "eth1", "eth2", "eth3", "gone"], read) == {"net/ipv6/conf/eth0/accept_ra": "2"}
+    devices = ["eth0", "eth1", "eth2", "eth3", "gone"]
+    assert accept_ra_settings(devices, read) == {"net/ipv6/conf/eth0/accept_ra": "2"}
     ours = {"disable_ipv6": "0", "accept_ra": "0", "forwarding": "1"}
     assert list(router_settings6().items()) == [
         *((f"net/ipv6/conf/cilium_host/{name}", value) for name, value in ours.items()),
