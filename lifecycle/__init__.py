@@ -4,9 +4,9 @@ import gc
 from typing import TYPE_CHECKING
 
 _collecting = gc.isenabled()
-gc.disable()  # what an import makes stays: to look for garbage in it takes a tenth of the time
+gc.disable()  # imported objects stay: searching them for garbage takes a tenth of the time
 try:
-    from lifecycle.process import (  # first: it imports structlog without rich
+    from lifecycle.process import (  # first: imports structlog without rich
         Logger,
         configure_logging,
     )

@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 
 class HiveError(Exception):
-    """A fault that the person who runs the hive can act on, in one line. It ends a run with exit code 1."""
+    """A fault that the user of the hive can correct, in one line. It ends a run with exit code 1."""
 
     exit_code: ClassVar[int] = 1
 
@@ -54,7 +54,7 @@ class NotStartedError(HiveError):
 
 
 class TableClosedError(HiveError):
-    """A wait for a change of a table that cannot come, as its module was disabled."""
+    """A wait for a change of a table that cannot arrive, since its module was disabled."""
 
 
 class ShutdownRequestedError(HiveError):
@@ -113,7 +113,7 @@ class GraphError(HiveError):
 
     @staticmethod
     def headline(name: str) -> str:
-        """What the faults prevent."""
+        """The consequence of the faults."""
         return f"{name} cannot be built"
 
 
@@ -124,7 +124,7 @@ class SettingsError(GraphError):
 
     @staticmethod
     def headline(name: str) -> str:
-        """What the faults prevent."""
+        """The consequence of the faults."""
         return f"{name} cannot be built from these settings"
 
 
@@ -151,7 +151,7 @@ class StopError(_HookErrors):
 
 
 def as_failure(error: BaseException, who: str) -> Exception:
-    """The failure of a hook, job or constructor, for anything it may raise without being asked to end.
+    """Return the failure of a hook, job or constructor, for anything it raises without being cancelled.
 
     An Exception is the failure itself. A CancelledError means that it awaited something that was cancelled,
     or that other code cancelled its task: UnexpectedCancelError. SystemExit and KeyboardInterrupt request the
@@ -174,7 +174,7 @@ def as_failure(error: BaseException, who: str) -> Exception:
 
 
 def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
-    """Whether the coroutine of `task` is collected as garbage, without an event loop to run it."""
+    """Whether the coroutine of `task` is garbage-collected without a running event loop."""
     try:
         return asyncio.current_task() is not task
     except RuntimeError:
@@ -182,7 +182,7 @@ def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
 
 
 def _exit(error: BaseException) -> SystemExit | KeyboardInterrupt | None:
-    """A request to end the process, alone or in a group."""
+    """Return the request to end the process, alone or in a group, or None."""
     return next((one for one in leaves(error) if isinstance(one, SystemExit | KeyboardInterrupt)), None)
 
 
@@ -192,11 +192,11 @@ def _exit_requested(error: SystemExit | KeyboardInterrupt, who: str) -> ExitRequ
     if error.code is None or isinstance(error.code, int):
         code = error.code or 0
         return ExitRequestedError(f"{who} called sys.exit({code})", code)
-    return ExitRequestedError(str(error.code), 1)  # as Python has it: sys.exit("why")
+    return ExitRequestedError(str(error.code), 1)  # like Python for sys.exit("why")
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in groups and behind build errors, in order."""
+    """Yield the errors in groups and behind build errors, in order."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -207,15 +207,16 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def described(error: BaseException) -> str:
-    """Type and text of an error in one line; for a task group, which only counts its errors, of those."""
+    """Return type and text of an error in one line; of the contained errors for a task group."""
     if isinstance(error, BaseExceptionGroup) and not isinstance(error, _HookErrors):
         return "; ".join(dict.fromkeys(map(described, error.exceptions)))
     return f"{type(error).__name__}: {error}"
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a run that this error ended: 2 for usage and configuration, the code of sys.exit(),
-    otherwise 1.
+    """Return the exit code of a run that this error ended.
+
+    2 for usage and configuration, the code of sys.exit(), otherwise 1.
     """
     codes = [leaf.exit_code if isinstance(leaf, HiveError) else None for leaf in leaves(error)]
     known = [code for code in codes if code]
@@ -223,7 +224,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """The message for users if they can act on each error behind `error`; None for internal errors.
+    """Return the message for users if they can act on each error behind `error`; None for internal errors.
 
     One line for each fault; a graph with faults and an overdue hook have more lines, indented.
     """
@@ -243,8 +244,8 @@ def texts(error: BaseException) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest one in `known`, if one is near."""
-    import difflib  # only mistakes need it
+    """Return the end of a message about an unknown name: the nearest known name, if one is near."""
+    import difflib  # imported only for errors
 
     found = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {found[0]}?" if found else ""

@@ -106,7 +106,7 @@ class Follower:
                         return
             if not len(held):
                 yield []
-            del held, slices  # the rows of then
+            del held, slices  # release the initial rows
             while not self._closed:
                 with anyio.move_on_after(quiet):
                     await changes.wait()

@@ -154,7 +154,7 @@ class Golden(msgspec.Struct, frozen=True):
         rows = [tuple(record.get(name, "") for name in self.columns) for record in found]
         if rows == list(self.rows):
             return []
-        import difflib  # only mistakes need it
+        import difflib  # imported only for errors
 
         every = [[name.upper() for name in self.columns], *self.rows, *rows]
         widths = [max(map(len, column)) for column in zip(*every, strict=True)]

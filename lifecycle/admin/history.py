@@ -105,7 +105,7 @@ class TableHistory:
         self._next = None
         seen: dict[str, Snapshot[Any, Any] | str] = {}
         for table in self._tables.all():
-            if isinstance(table, Table):  # derived ones change with these
+            if isinstance(table, Table):  # derived tables change with these
                 table._listen(self)  # noqa: SLF001  # tables are one mechanism; a second time changes nothing
             try:
                 seen[table.name] = table.snapshot()

@@ -135,9 +135,9 @@ class HiveCommands(Commands):
         await state.print(fitted(records, columns, state.width, keep=columns[:3], below="message"))
 
     async def _graph(self, state: State, given: Arguments) -> None:
-        from lifecycle.graph.views import show  # a hive that starts has no use for it
+        from lifecycle.graph.views import show  # not imported during a start
 
-        def view() -> str:  # some 10 ms of work: not for the event loop
+        def view() -> str:  # takes some 10 ms: not on the event loop
             return show(self._view.graph(), *given.words)
 
         try:

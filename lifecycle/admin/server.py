@@ -128,7 +128,7 @@ class _Client:
             self._writer.close()
             await self._writer.wait_closed()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the client has disconnected, or the server stops: no one waits for an answer
+            pass  # the client has disconnected, or the server stops
 
     def close(self) -> None:
         """Close the connection; unread output is lost."""
@@ -151,7 +151,7 @@ class _Client:
         try:
             while line := await self._reader.readline():
                 await lines.put(line.decode(errors="replace"))
-        except (ConnectionError, ValueError):  # it broke off, or sends a line without end
+        except (ConnectionError, ValueError):  # the client disconnected, or sends an endless line
             pass
         self._disconnected.set()
         await lines.put(None)

@@ -49,7 +49,7 @@ async def trace_lines(
             seen = moment.seen.get(name)
             if isinstance(seen, str):
                 raise CommandError(f"table {name} could not be read at moment {moment.number}: {seen}")
-            if seen is None:  # it came later
+            if seen is None:  # the table did not exist yet
                 continue
             changed = list(_changed(before[name], seen))
             for begin in range(0, max(len(changed), 1 if before[name] is None else 0), ROWS):

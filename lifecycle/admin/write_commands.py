@@ -74,7 +74,7 @@ def row_type(hive: Hive, table: Table[Any, Any]) -> object:
 
 
 def _rows(page: str, file: str, kind: object) -> Iterator[object]:
-    import yaml  # scripts without rows do not need it
+    import yaml  # imported only by scripts with rows
 
     try:
         documents = list(yaml.safe_load_all(page))
@@ -92,7 +92,7 @@ def decoded(row: object, kind: object) -> object:
     """A row of this type, from input of users or of db/trace. Raises ValueError, one line."""
     try:
         return msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
-    except TypeError as error:  # of the type: a union that nothing distinguishes
+    except TypeError as error:  # an ambiguous union in the type
         raise ValueError(str(error)) from error
 
 

@@ -29,12 +29,12 @@ def hive_at(source: str) -> Hive:
     if not (package and colon and name):
         raise UsageError(f"{source}: {EXPECTED}")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` has it: the hive may not be installed
+        sys.path.insert(0, here)  # like `python -m`: the hive may not be installed
     try:
         module = import_module(package)
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{package}.".startswith(f"{missing}."):  # what the module itself imports
+        if missing is None or not f"{package}.".startswith(f"{missing}."):  # an import of the module itself
             why = f"its import failed: {_raised(error)}; python -c 'import {package}' shows how"
             raise HiveError(f"{source}: {why}") from error
         raise UsageError(f"{source}: {error}; {EXPECTED}") from error

@@ -63,7 +63,8 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
         _report(hive, "interrupted")
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its exit
+        # avoids an error message at Python's exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK
 
 
@@ -176,7 +177,7 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
     flags = [word for word in own if not word.startswith(_SOCKET)]
     hive.read_settings(flags, env)
     if flags or not named:
-        settings = hive.graph().settings  # which refuses flags that are wrong
+        settings = hive.graph().settings  # rejects invalid flags
         named = named or [one.value for one in settings if one.name == "admin-socket" and one.value]
     if not named:
         raise UsageError(
@@ -186,7 +187,7 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _completion(hive: Hive, words: Sequence[str], version: str) -> int:
-    if words[:1] == ["words"]:  # asked by the scripts
+    if words[:1] == ["words"]:  # called by the completion scripts
         more = ["--help", *(["--version"] if version else []), "--strict"]
         for word in completion.candidates(hive.options(), COMMANDS, more, " ".join(words[1:])):
             _print(word)

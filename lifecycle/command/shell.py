@@ -53,7 +53,7 @@ def _interactive(path: Path, name: str, timeout: float) -> int:
             try:
                 connection.run(line)
             except KeyboardInterrupt:
-                connection.open()  # the server ends what the old connection had asked for
+                connection.open()  # the server ends the command of the old connection
                 print()  # noqa: T201
 
 
@@ -128,7 +128,7 @@ def _remembering(name: str, connection: _Connection) -> Iterator[None]:
         return
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     history = state / "hive" / f"{name}.history"
-    with contextlib.suppress(OSError):  # there is none yet, or another user owns it
+    with contextlib.suppress(OSError):  # it does not exist yet, or is not readable
         readline.read_history_file(history)
     _complete(readline, connection)
     try:

@@ -61,7 +61,7 @@ def mermaid(graph: Parts) -> str:
     A dashed edge leads to a constructor that is only ordered before.
     """
     faults = Marks(graph)
-    # ids of ours may hold anything, those of Mermaid letters and digits
+    # our ids contain any character, Mermaid's only letters and digits
     short = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
     scopes = {module.id: f"m{number}" for number, module in enumerate(graph.modules)}
     ghosts = {lacks: f"x{number}" for number, lacks in enumerate(faults.lacks)}
@@ -106,7 +106,7 @@ def _nested(
     for module in graph.modules:
         children[module.parent].append(module)
 
-    # modules nest as deep as people write them: recursion is fine here
+    # recursion is safe: nesting is shallow
     def inside(module: ModuleInfo, indent: str) -> Iterator[str]:
         yield from (f"{indent}{line}" for line in begin(module))
         for node in graph.constructors:

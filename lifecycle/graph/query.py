@@ -35,7 +35,7 @@ def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
     Raises ValueError("one line") if there is none.
     """
     nodes = [node for node in graph.constructors if not node.replaced]
-    for fold in (str, str.casefold):  # the very spelling first
+    for fold in (str, str.casefold):  # exact matches first
         wanted = fold(text)
         for name in ("provides", "id", "name"):
             if found := [node for node in nodes if fold(getattr(node, name)) == wanted]:
@@ -93,7 +93,7 @@ def why(graph: Parts, target: str) -> list[list[Edge]]:
         users[edge.target].append(edge)
     towards: dict[str, Edge | None] = {target: None}
     reached = [target]
-    for node in reached:  # breadth first, so the first way found is a shortest
+    for node in reached:  # breadth first: the first path found is a shortest one
         for edge in users[node]:
             if edge.source not in towards:
                 towards[edge.source] = edge

@@ -42,7 +42,7 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
     for user, lacks, kind in faults.lacking:
         needs[user].append(f"{lacks} ({kind})")
     for node in graph.constructors:
-        if node.module != module.id or node.kind in {"config", "part"}:  # the constructor of a part lists it
+        if node.module != module.id or node.kind in {"config", "part"}:  # parts: with their whole
             continue
         shown = node.provides if node.name == node.provides else f"{node.provides} from {node.name}"
         marks = {
@@ -83,7 +83,7 @@ def _settings(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
 
 def _wrapped(line: str, indent: str) -> list[str]:
     """Wrap at 80 columns; further lines are indented below the name."""
-    import textwrap  # who draws no tree does not need it
+    import textwrap  # imported only to draw a tree
 
     below = indent + " " * len("· provide ")
     return textwrap.wrap(

@@ -56,7 +56,7 @@ def timeline_of(graph: Parts, profile: Profile) -> Timeline:
     spans = []
     for timing in profile.timings:
         key = (timing.kind, timing.module, timing.owner, timing.name)
-        if ids := named.get(key):  # several of one name run in the order of the graph
+        if ids := named.get(key):  # steps of one name run in the order of the graph
             spans.append(Span(ids[seen[key] % len(ids)], timing.kind, timing.began, timing.took))
             seen[key] += 1
     return Timeline(name=graph.name, spans=tuple(spans), sums=dict(profile.sums))

@@ -135,7 +135,7 @@ def faulty_graph(resolution: Resolution, faults: Iterable[Fault], settings: list
             fault.kind,
             fault.text,
             fault.details,
-            tuple(ids[node] for node in fault.concerns if node in ids),  # others are of hives inside this one
+            tuple(ids[node] for node in fault.concerns if node in ids),  # other nodes belong to inner hives
             fault.lacks,
         )
         for fault in faults
@@ -152,7 +152,7 @@ def _graph(
 ) -> Graph:
     modules = {(node.call, node.prefix): node.scope.id for node in resolution.active if node.kind == "config"}
     infos: dict[str, ModuleInfo] = {}
-    for scope in resolution.assembly.scopes:  # two of one id are a fault: the first stands for both
+    for scope in resolution.assembly.scopes:  # a duplicate id is a fault: the first represents both
         parent = scope.parent.id if scope.parent else None
         infos.setdefault(scope.id, ModuleInfo(scope.id, scope.title, parent))
     return Graph(

@@ -143,7 +143,7 @@ def _direct_waits(hooks: Sequence[HookInfo]) -> dict[str, list[str]]:
     """For each hook, the hooks that it waits for directly."""
     before: dict[str, set[str]] = {}
     waits = {}
-    for hook in hooks:  # each stands after all it waits for
+    for hook in hooks:  # dependencies first
         above: set[str] = set().union(*(before.get(need, set()) for need in hook.after))
         waits[hook.id] = [need for need in hook.after if need not in above]
         before[hook.id] = above | set(hook.after)

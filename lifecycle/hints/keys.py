@@ -52,7 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def key_of(hint: object) -> Key:
     """The key of a hint: keeps Named and Member, drops other annotations; equal hints have equal keys."""
-    if isinstance(hint, type) or hint is None:  # nearly always
+    if isinstance(hint, type) or hint is None:  # fast path
         return type(None) if hint is None else hint
     hint = unaliased(hint)
     args = typing.get_args(hint)
@@ -121,7 +121,7 @@ def member_of(key: Key) -> Key | None:
 
 def type_name(key: object) -> str:
     """The short name of a key for messages: ``Table[int, Device]``, ``int named 'http'``."""
-    if isinstance(key, type):  # nearly always
+    if isinstance(key, type):  # fast path
         return _CALLED.get(key) or key.__qualname__.rpartition("<locals>.")[2]
     args, origin = typing.get_args(key), typing.get_origin(key)
     if is_union(key):

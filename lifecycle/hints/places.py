@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         path = Path(self.file)
-        with contextlib.suppress(FileNotFoundError, ValueError):  # there is none, or it is elsewhere
+        with contextlib.suppress(FileNotFoundError, ValueError):  # the source is missing, or not a file
             path = path.relative_to(Path.cwd())
         return f"{path}:{self.line}"
 
@@ -47,7 +47,7 @@ def place_of(thing: object) -> Place:
     thing = class_of(thing) or thing
     function = inspect.unwrap(thing) if callable(thing) else thing
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if type(code) is types.CodeType:  # a mock pretends to have one
+    if type(code) is types.CodeType:  # a mock imitates having one
         return Place(code.co_filename, code.co_firstlineno)
     return _place_of_class(function if isinstance(function, type) else type(function))
 

@@ -157,7 +157,7 @@ class Composition(ABC):
         """Keys that cannot be built because a settings struct lacks values, and all that need them."""
         missing = {group for group in self._groups if group not in self._loaded.filled}
         without: set[Constructor] = set()
-        for node in self._resolution.order() if missing else ():  # each after what it needs
+        for node in self._resolution.order() if missing else ():  # dependencies first
             empty = node.kind == "config" and Group(node.call, node.prefix) in missing  # type: ignore[arg-type]
             if empty or any(need in without for need in node.needs.values()):
                 without.add(node)

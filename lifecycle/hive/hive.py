@@ -146,7 +146,7 @@ class Hive(Composition):
         faults is returned, too, unbuilt and so without hooks; its `faults` lists them.
         """
         from lifecycle.graph.graft import grafted
-        from lifecycle.graph.value import faulty_graph, graph_of  # who only runs a hive never asks
+        from lifecycle.graph.value import faulty_graph, graph_of  # not imported to run a hive
 
         if faulty and self._faults:
             own = {group for _, group in self._own_groups}
@@ -194,7 +194,7 @@ class Hive(Composition):
             grouped = len(held) != 1 or is_member(held[0].key)
             return asked.collect([built[node] for node in held] if grouped else built[held[0]])
         if len(held) == 1:
-            if module is None and len(found) == 1:  # there is no other to choose from, ever
+            if module is None and len(found) == 1:  # unambiguous for the lifetime of the hive
                 self._found[kind] = built[held[0]]
             return built[held[0]]
         name = type_name(kind)
@@ -281,7 +281,7 @@ class Hive(Composition):
         site = Site(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
         self.modules.open(self._resolution, site, supervisor)
         self.shutdown.listen(self._on_shutdown)
-        # a task of its own, so that no cancel scope around the caller reaches it
+        # a separate task: cancel scopes of the caller do not reach it
         around = in_force.set(in_force.get() if self.spans.opener is None else self.spans)
         self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
         in_force.reset(around)
@@ -335,7 +335,7 @@ class Hive(Composition):
         try:
             with anyio.CancelScope() as body:
                 self._body = body
-                self._on_shutdown()  # someone may have asked a moment ago
+                self._on_shutdown()  # a request may have preceded this
                 yield self
         except BaseException as error:
             await self._stop_after(error)
@@ -344,7 +344,7 @@ class Hive(Composition):
             await self._stop_after(asked)
             raise asked
         await self.stop()
-        if self.shutdown.error is not None:  # asked meanwhile
+        if self.shutdown.error is not None:  # requested meanwhile
             raise self.shutdown.error
 
     async def _stop_after(self, error: BaseException) -> None:
@@ -366,7 +366,7 @@ class Hive(Composition):
         after an ordered stop, 2 for usage and settings, the code that a hook or job passed to sys.exit(),
         otherwise 1. Raises RuntimeError outside the main thread, as only that handles signals.
         """
-        from lifecycle.hive.run import run  # signals and garbage collection are for whole processes only
+        from lifecycle.hive.run import run  # only for whole processes, not for hives in tests
 
         on_asyncio(self.name)
         return await run(self)
@@ -381,7 +381,7 @@ class Hive(Composition):
 
         on_asyncio(self.name)
         code = 1
-        with signals(self.name, lambda _: None):  # until bound_end(): no signal finds them as before any hive
+        with signals(self.name, lambda _: None):  # until bound_end(): signals are always handled
             try:
                 code = await self.run()
             finally:
@@ -393,21 +393,19 @@ class Hive(Composition):
 
     @functools.cached_property
     def _build(self) -> "Build":
-        from lifecycle.injection.build import Build  # its library, which a checked graph alone does not need
+        from lifecycle.injection.build import Build  # not imported to check a graph
 
         return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._found.clear)
 
     def _take(self, loaded: Loaded) -> None:
-        """Put settings in force for later constructions."""
+        """Use these settings for later constructions."""
         self.__dict__["_loaded"] = loaded
         self._build.take(loaded.filled)
 
     def _construct(self, *, unset: bool = False) -> "Build":
-        """Build all objects that are not built; if required settings may be `unset`, without those that need
-        them.
-        """
+        """Build all objects that are not built; with `unset` settings, without their dependents."""
         self._check(unset=unset)
-        if self._supervisor is None:  # when it runs, what is to be there is there
+        if self._supervisor is None:  # a running hive is built already
             try:
                 self._build.construct(self._without_settings())
             except BuildError as error:
@@ -485,7 +483,7 @@ class Hive(Composition):
             self._body.cancel()
 
     async def _over(self, supervisor: Supervisor) -> asyncio.CancelledError | None:
-        """Wait until every hook has ended or is left behind. Returns a cancellation that came meanwhile."""
+        """Wait until every hook has ended or is left behind; return a pending cancellation."""
         assert self._supervision is not None  # noqa: S101  # only called once started
         cancelled = None
         with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
@@ -494,7 +492,7 @@ class Hive(Composition):
                     await supervisor.over.wait()
                     if not supervisor.left:
                         await asyncio.wait({self._supervision})
-                except asyncio.CancelledError as error:  # a shield keeps off scopes, not Task.cancel()
+                except asyncio.CancelledError as error:  # a shield blocks scopes, not Task.cancel()
                     cancelled = error
             self.left_behind = [str(node) for node in supervisor.left]
             if self._loop_faults is not None:

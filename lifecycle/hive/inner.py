@@ -1,4 +1,4 @@
-"""The hive behind an InnerHive: its health, jobs and hooks appear in those of the outer hive."""
+"""The implementation of an InnerHive: its health, jobs and hooks appear in those of the outer hive."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class Inner(Hive):
         return Findings(self._faults, self._located_groups)
 
     def built(self) -> list[object]:
-        """The instances that are built in it."""
+        """The instances in it."""
         return self._built()
 
     def clear_profile(self) -> None:

@@ -1,7 +1,7 @@
-"""A hive inside another's: started and stopped while the other runs, as often as it takes.
+"""Inner hives: hives that start and stop, any number of times, while an outer hive runs.
 
     class LeaderHive(InnerHive):
-        \"\"\"What only the leader runs.\"\"\"
+        \"\"\"The cells of the leader.\"\"\"
 
     leader = nest(LeaderHive, "leader", "Runs on the leader", *cells, share=(Kube, Table[str, Node]))
 
@@ -9,10 +9,11 @@
         def __init__(self, inner: LeaderHive, jobs: Jobs) -> None:
             jobs.one_shot("lead", inner.run)       # or, in a hook or a job: async with inner.started(): ...
 
-It is checked, drawn and configured as a part of the outer hive: its settings are settings of that one, its
-modules, health, jobs, timings and tables stand below the id it is nested under. Every start builds fresh
-instances, except for those that it shares with the outer hive. A consumer depends on the shared ones too, so
-this outlives it. What fails inside is raised to its caller: a job contains it, and runs it again.
+An inner hive is checked, drawn and configured as a part of the outer hive. Its settings are settings of the
+outer hive; its modules, health, jobs, timings and tables have ids below that of nest(). Each start builds new
+instances, except those shared with the outer hive. The constructor that takes the inner hive also depends on
+the shared instances, so they outlive it. Errors inside are raised to the caller; a job contains and retries
+them.
 """
 
 import inspect
@@ -111,7 +112,7 @@ class InnerHive(Holder):
         try:
             return like.graph()
         finally:
-            like.forget_jobs()  # they were never started, and would collide with those that are
+            like.forget_jobs()  # remove their entries, which would collide with those of the running hive
 
     def built(self) -> list[object]:
         """The instances that are built in the running hive."""

@@ -1,4 +1,4 @@
-"""The interface between a hive and a hive inside it."""
+"""The interface between a hive and its inner hives."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ PLAN = "__lifecycle_plan__"
 
 
 class Nesting(NamedTuple):
-    """The scope of an inner hive, and what it takes over from the outer hive."""
+    """The scope of an inner hive, and the values it inherits from the outer hive."""
 
     scope: Scope
     limits: tuple[float, float]
@@ -44,7 +44,7 @@ class Nesting(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What the outer hive checks for an inner hive."""
+    """The faults and settings of an inner hive, which the outer hive checks."""
 
     faults: list[Fault]
     groups: list[tuple[Scope, Group]]
@@ -52,15 +52,15 @@ class Findings(NamedTuple):
 
 
 class Plan(Protocol):
-    """How an inner hive is made."""
+    """How to create an inner hive."""
 
     def findings(self, nesting: Nesting) -> Findings:
-        """Faults and settings that it would have there."""
+        """Return its faults and settings."""
         ...
 
 
 class Holder(ABC):
-    """An instance that holds an inner hive."""
+    """An object with an inner hive."""
 
     @abstractmethod
     def graph(self) -> "Graph":
@@ -68,9 +68,9 @@ class Holder(ABC):
 
     @abstractmethod
     def built(self) -> list[object]:
-        """The instances that are built in it, while it runs."""
+        """The instances in the running hive."""
 
 
 def plan_of(call: object) -> Plan | None:
-    """The plan of a constructor that nest() has made."""
+    """Return the plan of a constructor from nest(), or None."""
     return getattr(call, PLAN, None)

@@ -108,7 +108,7 @@ class Reload:
         )
         groups = {group for group, filled in new.filled.items() if filled != old.filled.get(group)}
         modules, outside = self._affected(groups)
-        off = set(self._modules.disabled)  # someone has disabled them
+        off = set(self._modules.disabled)  # disabled by others
         failures = await self._restart(modules, new, off)
         if failures:
             again = await self._restart(modules, old, off)
@@ -142,7 +142,7 @@ class Reload:
     async def _restart(self, modules: list[str], settings: Loaded, off: set[str]) -> list[str]:
         """Stop the modules, apply the settings, start the modules. Returns what failed to start."""
         for module in modules:
-            with contextlib.suppress(StopError):  # it is logged, and disabled all the same
+            with contextlib.suppress(StopError):  # logged, and disabled nevertheless
                 await self._modules.disable(module)
         self._put(settings)
         failures = []

@@ -45,7 +45,7 @@ Python's default is 700.
 
 
 class Process(Protocol):
-    """What run() needs of a hive."""
+    """The interface of a hive that run() uses."""
 
     name: str
     log: Logger
@@ -81,7 +81,7 @@ async def run(hive: Process) -> int:
 
 
 async def _run(hive: Process) -> int:
-    gc.freeze()  # what was imported: 20 ms less to look through below, while the loop stands still
+    gc.freeze()  # imported objects: saves 20 ms in the collection below, while the loop is blocked
     asked = anyio.Event()
     hive.shutdown.listen(asked.set)
     usual = gc.get_threshold()
@@ -89,7 +89,7 @@ async def _run(hive: Process) -> int:
     try:
         async with hive.started():
             gc.collect()
-            gc.freeze()  # what the start left behind lives as long as the process: never look again
+            gc.freeze()  # objects of the start live as long as the process: exclude them from collections
             gc.set_threshold(*usual)
             hive.log.info("started")
             await asked.wait()
@@ -103,7 +103,7 @@ async def _run(hive: Process) -> int:
 
 
 def _ended_by(hive: Process, error: Exception) -> int:
-    """Print why the run ended. Returns the exit code."""
+    """Print why the run ended; return the exit code."""
     code, found = exit_code(error), list(leaves(error))
     if all(isinstance(leaf, ShutdownRequestedError) for leaf in found):
         hive.log.info("stopped before it had started")

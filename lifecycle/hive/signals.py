@@ -84,16 +84,16 @@ def bound_end(name: str, code: int) -> None:
 
     for number in _handled():
         signal.signal(number, end)
-    _before.clear()  # they stay so, also after a block of signals()
+    _before.clear()  # handlers are not restored, even after a block of signals()
     timer = threading.Timer(END_SECONDS, end)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no thread can be started: signals end it
+    with contextlib.suppress(RuntimeError):  # no thread can be started: only signals end the process
         timer.start()
 
 
 def leave(name: str, why: str, code: int) -> NoReturn:
     """End the process at once, from any thread, without waiting for threads. Prints the reason, if given."""
-    with contextlib.suppress(Exception):  # what was interrupted may hold them
+    with contextlib.suppress(Exception):  # the interrupted code may hold their locks
         sys.stdout.flush()
         sys.stderr.flush()
     if why:

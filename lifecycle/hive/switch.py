@@ -1,9 +1,8 @@
 """Disables and enables modules while the hive runs.
 
-Disabling a module stops, in reverse order, the hooks and jobs of all its instances and of all instances that
-need those, in any module. The instances are dropped; enabling the module constructs them anew and starts
-their hooks in order. Other instances are not touched, nor are values that existed before: settings, supplied
-values, fakes.
+Disabling a module stops, in reverse order, the hooks and jobs of all its instances and of all their
+dependents, in any module. The instances are dropped; enabling the module constructs them anew and starts
+their hooks in order. Other instances and existing values (settings, supplied values, fakes) are unchanged.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -58,7 +57,7 @@ class Site:
         return self._build.instances
 
     def take_out(self, nodes: Collection[Constructor]) -> list[HookNode]:
-        """Drop these instances and all that need them. Returns their hooks, which still run."""
+        """Drop these instances and their dependents; return their hooks, which still run."""
         hooks = self._wiring.remove(nodes)
         for node in nodes:
             self._lifecycles.pop(node, None)
@@ -73,9 +72,7 @@ class Site:
         return [one for one in found if isinstance(one, ReadTable)]
 
     def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
-        """Construct what is missing, except what must stay down. Returns the hooks to start. Raises
-        BuildError.
-        """
+        """Construct what is missing, except disabled nodes; return the hooks to start. Raises BuildError."""
         self._profile.forget({(node.scope.id, node.name) for node in fresh})
         with sources_return():
             self._build.construct(without)
@@ -94,7 +91,7 @@ class Modules:
         self._resolution: Resolution
         self._site: Site
         self._supervisor: Supervisor | None = None
-        self._off: dict[str, frozenset[Constructor]] = {}  # what each keeps down, in the order disabled
+        self._off: dict[str, frozenset[Constructor]] = {}  # module -> what it disabled, in order
         self._busy = ""
         self._ending: Sequence[HookNode] = ()
 
@@ -109,7 +106,7 @@ class Modules:
 
     @property
     def disabled(self) -> list[str]:
-        """The modules that were disabled; not those that stopped because they need one."""
+        """The disabled modules; not those that stopped as dependents."""
         return list(self._off)
 
     def affected(self, module: str) -> list[str]:
@@ -123,11 +120,11 @@ class Modules:
         return list(dict.fromkeys([module, *inside]))
 
     async def disable(self, module: str) -> list[str]:
-        """Stop the module and all that needs it; a no-op if it is disabled. Returns affected().
+        """Stop the module and its dependents; a no-op if it is disabled. Returns affected().
 
         Raises HiveError if there is no such module, the hive is not running, or another switch is in
-        progress; StopError if hooks failed to stop, but the module is then disabled nevertheless. What it
-        stops may call it: the caller is cancelled like any job, and the stop continues.
+        progress; StopError if hooks failed to stop, but the module is then disabled nevertheless. A job that
+        it stops may call it: the caller is cancelled like any job, and the stop continues.
         """
         supervisor = self._begin(module)
         scope = self._scope(module)
@@ -144,7 +141,7 @@ class Modules:
         supervisor.end(hooks, failures)
         for hook in hooks:
             await hook.finished.wait()
-        for table in tables:  # who still watches them, without a need of them in the graph
+        for table in tables:  # watchers without a dependency in the graph
             table.close(f"module {module} was disabled; look it up again once that is enabled")
         self._busy = ""
         self._events.emit(ModuleEvent("disabled", module, tuple(affected)))
@@ -154,7 +151,8 @@ class Modules:
         return affected
 
     async def enable(self, module: str) -> list[str]:
-        """Construct and start what disable() stopped, unless another disabled module prevents it.
+        """Construct and start the instances that disable() stopped, unless another disabled module prevents
+        it.
 
         Returns the modules in which something starts; empty if it is enabled. If a hook fails or this is
         cancelled, all that has started is stopped again, the module stays disabled and its health shows the
@@ -187,7 +185,7 @@ class Modules:
         return affected
 
     def why_down(self, node: Constructor) -> str | None:
-        """The disabled module because of which a constructor has no instance."""
+        """Return the disabled module because of which a constructor has no instance."""
         return next((module for module, down in self._off.items() if node in down), None)
 
     async def _start(self, module: str, supervisor: Supervisor, hooks: list[HookNode]) -> None:
@@ -228,21 +226,21 @@ class Modules:
         return find_scope(scopes, module, self._name)
 
     def _down_with(self, scope: Scope) -> frozenset[Constructor]:
-        """The constructors of a module and its submodules, and all that need them."""
+        """Return the constructors of a module and its submodules, and their dependents."""
         down: set[Constructor] = set()
-        for node in self._resolution.order():  # each after what it needs
+        for node in self._resolution.order():  # dependencies first
             inside = node.scope.is_inside(scope) and node.kind not in _VALUES
             if inside or any(need in down for need in node.needs.values()):
                 down.add(node)
         return frozenset(down)
 
     def _report(self, module: str, affected: Iterable[str]) -> None:
-        """Report modules without any instance as down; others have only lost their jobs."""
+        """Report modules without an instance as stopped; others have only lost their jobs."""
         for one in self._lifeless(affected):
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
 
     def _lifeless(self, modules: Iterable[str]) -> list[str]:
-        """Modules without any instance left; their health reports are dropped."""
+        """Return the modules without an instance; their health reports are dropped."""
         alive = {node.scope.id for node in self._site.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]
         for one in down:

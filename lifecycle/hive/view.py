@@ -49,6 +49,6 @@ class HiveView:
 
     def timeline(self, graph: "Graph") -> "Timeline":
         """The timings of every constructor and hook of `graph`, which graph() returned."""
-        from lifecycle.graph.timeline import timeline_of  # who only runs a hive never asks
+        from lifecycle.graph.timeline import timeline_of  # not imported to run a hive
 
         return timeline_of(graph, self._profile)

@@ -77,10 +77,10 @@ def check_seconds(value: object, what: str, place: Place, *, zero: bool = False)
 
 
 def _not_async(call: object) -> str | None:
-    """Why awaiting the result of a call would fail; None if it would not, or is unknown."""
+    """Return why awaiting the result of a call would fail; None if it would not, or is unknown."""
     function = getattr(call, "__func__", call)
     if isinstance(function, types.FunctionType) and function.__code__.co_flags & inspect.CO_COROUTINE:
-        return None  # nearly always
+        return None  # fast path
     if not callable(call):
         return "cannot be called"
     inner = _inner(call)
@@ -94,12 +94,12 @@ def _not_async(call: object) -> str | None:
 
 
 def _not_awaitable(function: Any) -> str | None:
-    """Why the result of a synchronous function cannot be awaited, by its hints."""
+    """Return why the result of a synchronous function cannot be awaited, by its hints."""
     if getattr(function, "__name__", "") == "<lambda>" or not inspect.isroutine(function):
         return None
     try:
         hint = typing.get_type_hints(function).get("return", inspect.Parameter.empty)
-    except (NameError, TypeError):  # a hint that cannot be resolved here
+    except (NameError, TypeError):  # unresolvable here
         return None
     if hint is inspect.Parameter.empty:
         return "is not async"
@@ -110,7 +110,7 @@ def _not_awaitable(function: Any) -> str | None:
 
 
 def _inner(call: Any) -> Any:
-    """The function behind partials, methods and objects with ``__call__``."""
+    """Return the function behind partials, methods and objects with ``__call__``."""
     while isinstance(call, functools.partial):
         call = call.func
     if not isinstance(call, type) and not inspect.isroutine(call):
@@ -123,7 +123,7 @@ def _is_kind(call: Any, *kinds: Callable[[Any], bool], unwrap: bool = False) -> 
 
 
 def _named(call: Any) -> str:
-    """Name and place of a callable, if it has them."""
+    """Return name and place of a callable, if it has them."""
     inner = call.func if isinstance(call, functools.partial) else call
     if not has_place(inner):
         return repr(call)

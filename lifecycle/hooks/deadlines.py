@@ -1,4 +1,4 @@
-"""Deadlines and events of hooks, made for thousands of each of which few are ever used."""
+"""Deadlines and events of hooks, cheap for thousands of which few are ever used."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Deadlines(Generic[Node]):
             return
         queue = self._queues[limit]
         del queue[node]
-        if not queue and limit in self._timers:  # or a clock that jumps from timer to timer stops there
+        if not queue and limit in self._timers:  # a remaining timer would be a stop for a virtual clock
             self._timers.pop(limit).cancel()
 
     def _ring(self, limit: float) -> None:
@@ -56,7 +56,7 @@ class Deadlines(Generic[Node]):
                 break
             overdue.append((node, then))
         for node, then in overdue:
-            if node in queue:  # it may have ended with the one before
+            if node in queue:  # a previous callback may have ended it
                 self.clear(node)
                 then(node)
 

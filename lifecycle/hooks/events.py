@@ -1,4 +1,4 @@
-"""Typed events of a hive that starts, runs and stops, for subscribers and for the log."""
+"""Events of a hive that starts, runs and stops, for subscribers and for the log."""
 
 import asyncio
 import functools
@@ -33,7 +33,7 @@ REMEMBERED = 10_000
 
 
 class HookEvent(msgspec.Struct, frozen=True):
-    """A hook has reached a step."""
+    """A step of a hook."""
 
     step: HookStep
     hook: str
@@ -48,7 +48,7 @@ class HookEvent(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Where what is called is written."""
+        """The source place of the function."""
         source = self.source
         while isinstance(source, functools.partial):
             source = source.func
@@ -117,7 +117,7 @@ class Events:
             unsubscribe()
 
     def notices(self, took: float | None) -> bool:
-        """Whether anything observes the success of a step of a hook that took this number of seconds.
+        """Whether any subscriber or log needs the event of a successful step of this duration.
 
         Thousands of hooks start and stop, mostly without subscribers: then no events are created.
         """
@@ -147,7 +147,7 @@ class EventLog:
         match event:
             case HookEvent(step="started" | "stopped", took=float(took)):
                 slow = took >= self.slow
-                if slow or self.is_debugged():  # finding out where a hook is written takes longer than most
+                if slow or self.is_debugged():  # locating a hook in the source takes longer than most hooks
                     write = self._log.info if slow else self._log.debug
                     seconds, at = str(Duration(round(took, 4))), str(event.place)
                     write(f"hook {event.step}", hook=event.hook, of=event.module, took=seconds, at=at)

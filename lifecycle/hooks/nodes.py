@@ -34,7 +34,7 @@ class HookNode:
         "name", "needs", "owner", "scope", "spec", "starting", "state", "task", "unstarted_needs", "waiter",
         "wave",
     )  # fmt: skip
-    # quoted, as elsewhere: anyio imports a name once it is asked for, and only a hive that runs needs these
+    # quoted: anyio imports names on access, and only a running hive needs these
     starting: "anyio.CancelScope"
     scope: "anyio.CancelScope"
     wave: "Wave"
@@ -93,12 +93,12 @@ class HookNode:
         return []
 
     def allow_start(self) -> None:
-        """All its dependencies have started, or it will end without a start."""
+        """Let it start, or end without a start: all its dependencies have started."""
         self.may_start = True
         self._wake()
 
     def allow_stop(self) -> None:
-        """All its dependents have ended."""
+        """Let it stop: all its dependents have ended."""
         self.may_stop = True
         self._wake()
 
@@ -113,7 +113,7 @@ class HookNode:
             self.waiter.set_result(None)
 
     def follow(self, need: "HookNode") -> None:
-        """Stop before another hook, although both have started already."""
+        """Stop before another hook, although both have started."""
         if need not in self.needs:
             self.needs = (*self.needs, need)
             need.live[self] = None
@@ -174,11 +174,11 @@ class Wave:
     def settle(self) -> None:
         """Wake the waiting tasks if nothing is pending."""
         if self.unstarted == 0 or self.alive == 0:
-            self.nodes = ()  # the hive may outlive some of them by far
+            self.nodes = ()  # release the nodes: the hive may outlive them
             self.settled.set()
 
 
 def sentence(beginning: str, parts: Iterable[object]) -> str:
-    """A message with one fault, or with one line for each of several."""
+    """Return a message with one fault, or with one line for each of several."""
     texts = [str(one) for one in parts]
     return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

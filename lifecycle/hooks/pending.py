@@ -86,5 +86,5 @@ def _state(node: HookNode, above: HookNode | None) -> str:
     return f"{node} waits for it{also}{more}"
 
 
-# frames that say nothing about a hook
+# frames outside of the hook's code
 _OURS = frozenset({hooks.__file__, str(Path(hooks.__file__).with_name("supervisor.py"))})

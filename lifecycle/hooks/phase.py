@@ -1,4 +1,4 @@
-"""The phase of a hive, for those who report it outside."""
+"""The phase of a hive, for reports outside the hive."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -28,7 +28,8 @@ class Phase:
     def __init__(self) -> None:
         self.stage: Stage = "built"
         self.look: Callable[[], Progress] = lambda: Progress(0, 0, (), 0.0)
-        """The present progress; visits every hook, so do not call it at every step of thousands."""
+        """Returns the current progress. It visits every hook, so do not call it at every step of thousands.
+        """
         self._followers: dict[int, Callable[[], object]] = {}
         self._count = 0
 

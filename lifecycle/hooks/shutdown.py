@@ -17,7 +17,7 @@ class Shutdown:
         self.error: BaseException | None = None
         """The error of the request, if any."""
         self._listeners: list[Callable[[], None]] = []
-        self._lock = threading.RLock()  # a signal handler may interrupt who holds it
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
@@ -40,8 +40,8 @@ class Shutdown:
         here = threading.get_ident() == self._thread
         if here:
             self._notify()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to end
-            # a signal handler runs in the loop's own thread, but while the loop sleeps
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the hive has ended
+            # wake the loop: a signal handler runs in its thread while it sleeps
             self._loop.call_soon_threadsafe(_wake if here else self._notify)
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -59,4 +59,4 @@ class Shutdown:
 
 
 def _wake() -> None:
-    """A no-op that wakes the loop."""
+    """Do nothing; scheduled to wake the loop."""

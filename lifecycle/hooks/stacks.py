@@ -16,8 +16,8 @@ __all__ = ["await_stack", "running_threads"]
 
 
 def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
-    """The frames of a task, outermost first, as ``name at file:line``, from those that the files `below`
-    call.
+    """Return the frames of a task, outermost first, as ``name at file:line``, of callees of the files
+    `below`.
 
     If it awaits a worker thread, the frames of that thread follow, outermost first.
     """
@@ -32,7 +32,7 @@ def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[
 
 
 def running_threads() -> list[str]:
-    """The threads that keep a process from ending, with place: ``thread 'x' in f at y.py:3``."""
+    """Return the threads that prevent the process from ending, with place: ``thread 'x' in f at y.py:3``."""
     frames = sys._current_frames()  # noqa: SLF001  # the documented way
     lines = []
     for thread in threading.enumerate():
@@ -40,7 +40,7 @@ def running_threads() -> list[str]:
             continue
         frame = frames.get(thread.ident or 0)
         while frame is not None and frame.f_code.co_filename == threading.__file__:
-            frame = frame.f_back  # where it waits is in the code that called this
+            frame = frame.f_back  # show the caller of the wait in threading
         lines.append(f"thread {thread.name!r}" + (f" in {_line(frame)}" if frame is not None else ""))
     return lines
 
@@ -50,7 +50,7 @@ def _line(frame: types.FrameType) -> str:
 
 
 def _thread(frames: Sequence[types.FrameType]) -> list[str]:
-    """The frames of the worker thread that the innermost frame awaits, without those of the thread pool."""
+    """Return the frames of the worker thread that the innermost frame awaits, without those of the pool."""
     held = frames[-1].f_locals.values() if frames else ()
     worker = next((thread for thread in held if isinstance(thread, threading.Thread)), None)
     frame = sys._current_frames().get(worker.ident or 0) if worker else None  # noqa: SLF001  # the documented way
@@ -63,7 +63,7 @@ def _thread(frames: Sequence[types.FrameType]) -> list[str]:
 
 
 def _frames(awaited: object) -> Iterator[types.FrameType]:
-    """Follow the awaited frames; 64 are enough for a reader."""
+    """Follow the awaited frames, at most 64."""
     for _ in range(64):
         frame: types.FrameType | None
         if inspect.iscoroutine(awaited):
@@ -73,7 +73,7 @@ def _frames(awaited: object) -> Iterator[types.FrameType]:
         elif inspect.isasyncgen(awaited):
             frame, awaited = awaited.ag_frame, awaited.ag_await
         else:
-            # anext() and asend() of an async generator hold it out of reach of attributes
+            # the awaited generator is not an attribute of anext() and asend()
             inner = [
                 held
                 for held in gc.get_referents(awaited)

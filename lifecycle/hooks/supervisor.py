@@ -84,7 +84,7 @@ class Supervisor:
         It returns later than `over` is set if hooks are left behind. Cancelling its task stops the hooks.
         """
         self._task = asyncio.current_task()
-        self._scope = type(anyio.CancelScope())  # of this loop: anyio looks for it at every call
+        self._scope = type(anyio.CancelScope())  # cached: anyio would look it up at every call
         self._phase.look = self._progress
         self._phase.reach("starting")
         try:
@@ -93,7 +93,7 @@ class Supervisor:
             while not self.over.is_set():
                 try:
                     await self.over.wait()
-                except asyncio.CancelledError:  # the loop is torn down, as asyncio.run() does it
+                except asyncio.CancelledError:  # the loop cancels all tasks, like asyncio.run()
                     self.stop()
             while self._tasks:
                 await asyncio.wait(self._tasks)
@@ -125,7 +125,7 @@ class Supervisor:
         self._end_if_over()
 
     def end(self, nodes: Iterable[HookNode], failures: list[HookFailure]) -> None:
-        """As stop(), for some hooks and all that depend on them. Failures are appended as they happen."""
+        """Stop some hooks and all their dependents, as stop(); failures are appended as they happen."""
         nodes = list(nodes)
         for node in nodes:
             if node.ending:
@@ -141,7 +141,7 @@ class Supervisor:
                 node.allow_stop()
 
     def hook_around(self) -> HookNode | None:
-        """The hook that calls this or has started the calling task; in a job, the hook of its jobs."""
+        """Return the hook that calls this or has started the calling task; in a job, the jobs' hook."""
         return next((node for supervisor, node in _inside.get() if supervisor is self), None)
 
     def pending(self) -> list[str]:
@@ -162,7 +162,7 @@ class Supervisor:
 
     def _begin(self, wave: Wave) -> None:
         create, ended = asyncio.get_running_loop().create_task, self._ended
-        context = copy_context()  # one for all callbacks: each would have a copy of its own
+        context = copy_context()  # shared by all callbacks, which would copy it each
         for node in wave.nodes:
             if node.unstarted_needs == 0 or self.stopping:
                 node.may_start = True
@@ -171,13 +171,13 @@ class Supervisor:
             task.add_done_callback(ended, context=context)
 
     async def _live(self, node: HookNode) -> None:
-        """The life of a hook, whatever its code does. One coroutine, as there are thousands."""
+        """Run a hook from start to stop, whatever its code does; one coroutine, as there are thousands."""
         task = node.task
         assert task is not None  # noqa: S101  # this one
         _inside.set((*_inside.get(), (self, node)))
         node.starting, node.scope = self._scope(), self._scope()
-        # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
-        # a cancellation that comes a moment too late from skipping the stop.
+        # A roll-back cancels `starting`. Once the context is entered, the shield of `scope` keeps a late
+        # cancellation from skipping the stop.
         with node.starting, node.scope:
             try:
                 while not node.may_start:
@@ -195,12 +195,12 @@ class Supervisor:
                                 task.uncancel()
                         self._stops(node)
                     self._stopped(node)
-            except BaseException as error:  # reported by name, with the others
+            except BaseException as error:  # recorded with the hook's name
                 self._deadlines.clear(node)
                 if thrown_away(task):
                     raise
                 self._raised(node, error)
-        while task.cancelling():  # by others: what is left of that must not reach the group
+        while task.cancelling():  # cancelled by others: must not propagate to the group
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
             task.uncancel()
@@ -218,7 +218,7 @@ class Supervisor:
         self._settle(node, State.DONE)
 
     def _is_torn_down(self, node: HookNode) -> bool:
-        """Whether the loop itself cancels all tasks at once: stops keep their order then, too."""
+        """Whether the loop cancels all tasks at once: stops keep their order then, too."""
         return self._task is not None and self._task.cancelling() > 0 and not node.scope.cancel_called
 
     def _starts(self, node: HookNode) -> None:
@@ -250,12 +250,12 @@ class Supervisor:
         node.began = time.perf_counter()
         self._record(node, "stopping")
         self._deadlines.set(node, node.limits[1], self._overdue)
-        if self._out_of_time:  # it is still reached, and may do what needs no waiting
+        if self._out_of_time:  # its stop still runs, up to its first await
             node.scope.cancel()
 
     def _stopped(self, node: HookNode) -> None:
         self._deadlines.clear(node)
-        if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
+        if node.state is State.STARTED:  # its context swallowed a cancellation by one of its own tasks
             raise RuntimeError("its context ended while the hive was running")
         took = self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
         self._record(node, "stopped", took)
@@ -323,12 +323,12 @@ class Supervisor:
         verb, limit = ("start", node.limits[0]) if starting else ("stop", node.limits[1])
         beginning = f"{node} did not {verb} within {limit:g} s; pending hooks:"
         self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
-        if not starting:  # the failed start has been cancelled with its wave
+        if not starting:  # a failed start was cancelled with its wave
             node.scope.cancel()
             self._deadlines.set(node, GRACE, self._leave_behind)
 
     def _leave_behind(self, node: HookNode) -> None:
-        """Name a cancelled hook that still runs and continue without it. If its start ends yet, stop it."""
+        """Name a cancelled hook that still runs and continue without it; if its start still ends, stop it."""
         if node.finished.is_set():
             return
         when = "starting" if node.state is State.STARTING else "stopping"
@@ -355,7 +355,7 @@ class Supervisor:
         for node in [node for node in self._alive if node.running]:
             self._deadlines.clear(node)
             self._leave_behind(node)
-        if not self.over.is_set():  # those that waited for them are reached now
+        if not self.over.is_set():  # their dependencies stop now
             asyncio.get_running_loop().call_later(GRACE / 10, self._leave_all_behind)
 
 

@@ -97,14 +97,14 @@ class Connection:
                 return
             self._http.start_next_cycle()
             if self._http.trailing_data[0]:
-                await self._turn()  # it came with the one before: no reason to go first
+                await self._turn()  # a pipelined request has no precedence
 
     async def _respond(self, request: Request) -> None:
         self.answering = True
         if self._answers.full:
             self._make_room()
             await self._answers.room()
-        no_proxy = request.method == "CONNECT"  # after a 2xx for it, the connection would be another's
+        no_proxy = request.method == "CONNECT"  # after a 2xx the connection would be a tunnel
         response = Response(501) if no_proxy else await self._handler(request)
         await self._answer(request, response)
         self.answering = False
@@ -164,7 +164,7 @@ class Connection:
 
     async def _turn(self) -> None:
         self.channel.busy()
-        self.answering = True  # a stop meanwhile waits: what has come may be a whole request
+        self.answering = True  # a stop waits: a whole request may have arrived
         self.queued = True
         await self._turns.take(self.channel.peer)
         self.answering = self.queued = False
@@ -189,7 +189,7 @@ class Connection:
             if not data:
                 return
             self._ahead += data
-        await asyncio.Event().wait()  # so much is there to answer that we do not look further
+        await asyncio.Event().wait()  # enough is buffered: no longer watch for a disconnect
 
     async def _answer(self, request: Request, response: Response) -> None:
         headers = [("Date", _date()), *response.headers.items()]
@@ -207,7 +207,7 @@ class Connection:
             await self._send(h11.Response(status_code=response.status, headers=headers))
             async for part in parts:
                 await self._send(h11.Data(data=part))
-                self.channel.idle()  # there may be nothing more for a long time
+                self.channel.idle()  # the next part may take long
             self.channel.busy()
         await self._send(h11.EndOfMessage())
 

@@ -29,4 +29,4 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
 
 SCRAPED = ServerLimits(connections=64, per_peer=32, body=0, in_flight=2 << 20)
-"""For a port that answers GETs of a few monitors but that others can reach."""
+"""For a port with a few monitors as clients that other hosts can reach."""

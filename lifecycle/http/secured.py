@@ -59,9 +59,9 @@ class SecuredChannel(Channel):
         Sends close_notify (RFC 8446, section 6.1) and does not wait for that of the client.
         """
         self.idle()
-        with contextlib.suppress(OSError):  # its answer is still to come, or it has disconnected
+        with contextlib.suppress(OSError):  # its close_notify is outstanding, or it has disconnected
             self._secured.unwrap()
-        self._secured.shutdown(socket.SHUT_WR)  # from here on without TLS: what comes is discarded unread
+        self._secured.shutdown(socket.SHUT_WR)  # no TLS from here on: received data is discarded
         deadline, left = self._loop.time() + LINGER_SECONDS, LINGER_SIZE
         while left > 0 and (data := await super().read(deadline)):
             left -= len(data)

@@ -114,12 +114,12 @@ class HttpServer:
     def _channel(self, connected: socket.socket, peer: Hashable) -> Channel:
         if self._tls is None:
             return Channel(connected, peer)
-        from lifecycle.http.secured import SecuredChannel  # OpenSSL is loaded where there is TLS
+        from lifecycle.http.secured import SecuredChannel  # imports OpenSSL only with TLS
 
         return SecuredChannel(connected, peer, self._tls())
 
     async def _run(self, connection: Connection) -> None:
-        # The client disconnected, was too slow or was replaced, or the server stops: no one waits for this.
+        # The client disconnected, was too slow or was replaced, or the server stops.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             try:
                 await connection.run()

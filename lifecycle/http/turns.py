@@ -48,8 +48,8 @@ class Turns:
             waiting = self._waiting.pop(peer)
             turn = waiting.popleft()
             if waiting:
-                self._waiting[peer] = waiting  # behind the other peers
-            if not turn.done():  # else it was cancelled
+                self._waiting[peer] = waiting  # after the other peers
+            if not turn.done():  # it may be cancelled
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._pause)
                 return

@@ -56,7 +56,7 @@ class Assembly(msgspec.Struct):
 
     @property
     def providers(self) -> list[Constructor]:
-        """All nodes that provide something: constructors, decorators, fakes."""
+        """All nodes that provide a value: constructors, decorators, fakes."""
         return [*self.constructors, *self.decorators, *self.replaces]
 
 
@@ -105,7 +105,7 @@ def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level 
 
 
 def _decorated(cell: DecorateCell, scope: Scope, frame: Frame, assembly: Assembly) -> Frame:
-    """The scope of a decoration: one of its own or, without cells, the enclosing one."""
+    """Return the scope of a decoration; without cells, the enclosing one."""
     around = Frame(frame) if cell.cells else frame
     if not around.decorators:
         assembly.frames.append(around)
@@ -153,7 +153,7 @@ def _made(
     frame: Frame | None,
     cell: ProvideCell | DecorateCell,
 ) -> Iterator[Constructor]:
-    """The node of a constructor, and one for each of its results if there are several."""
+    """Return the node of a constructor, and one for each of its results if there are several."""
     call = as_function(call)
     signature = describe(call, decorates=kind == "decorate")
     name, private, named = type_name(call), False, ""
@@ -214,7 +214,7 @@ def _made(
 
 
 def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iterator[str]:
-    """Why the result of a constructor cannot also be provided under these types."""
+    """Return why the result of a constructor cannot also be provided under these types."""
     if not alone:
         yield "as_ is for one constructor: give each a provide() of its own"
     if signature.parts:
@@ -288,4 +288,4 @@ def _is_type(call: object) -> bool:
 
 
 def be_built(instance: object) -> None:
-    """Invoked for a type: to build the instance is all it does."""
+    """Do nothing: an invoked type is only built."""

@@ -20,7 +20,7 @@ from lifecycle.injection.resolve import Resolution
 from lifecycle.process.absent import absent
 from lifecycle.settings.options import Group, Settings
 
-# "pydantic_core": the library is compiled, and tries a plain "import pydantic" (see absent())
+# "pydantic_core", not "pydantic": the library is compiled, see absent()
 with absent("yaml", "pydantic_core", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Callable as CallableProvider
@@ -58,7 +58,7 @@ class Build:
             self.containers[node.scope].set_provider(f"p{number}", provider)
 
     def construct(self, without: Collection[Constructor] = ()) -> None:
-        """Build what the invoked functions need, except `without` (complete with its users), and call them.
+        """Build and call the invoked functions with their dependencies, except `without` and its dependents.
 
         Raises BuildError. Nothing is built twice.
         """
@@ -86,7 +86,7 @@ class Build:
                 provider.reset()
 
     def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
-        """The arguments of a node, read from its provider: nodes by parameter.
+        """Return the arguments of a node from its provider: nodes by parameter.
 
         A group is a parameter with several nodes. Parameters without a constructor (a default, a Lifecycle)
         are left out.
@@ -113,7 +113,7 @@ class Build:
         if node.kind == "supply":
             return Object(node.call)
         if node.kind == "config":
-            # without a value nothing that needs it is ever built
+            # a required setting without a value: its dependents are never built
             return Object(self._settings.get(Group(node.call, node.prefix)))  # type: ignore[arg-type]  # its struct
         if node.kind == "replace":
             return self._overridden(node)
@@ -132,11 +132,11 @@ class Build:
         return kind(_Call(node, self._profile), *args, **kwargs)
 
     def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any] | None:
-        """The argument for a parameter; None if its default is used, which only the function knows."""
+        """Return the argument for a parameter, or None for its default."""
         value: Provider[Any] | None
         if (need := node.needs.get(parameter.name)) is not None:
             value = self.providers[need]
-            if parameter.collect is not None:  # a whole group, decorated or put in as a fake
+            if parameter.collect is not None:  # a whole group, decorated or faked
                 value = CallableProvider(parameter.collect, value)
         elif parameter.collect is not None and (node.groups[parameter.name] or not parameter.has_default):
             members = (self.providers[member] for member in node.groups[parameter.name])
@@ -192,7 +192,7 @@ class _Call:
 
 
 class _Take:
-    """One of several results."""
+    """Selects one of several results."""
 
     __slots__ = ("_node", "_part")
 
@@ -214,7 +214,7 @@ class _Take:
 
 
 def _check_type(node: Constructor, result: object, key: Key) -> None:
-    """Raise BuildError for a wrong type, which would otherwise fail where the value is used."""
+    """Raise BuildError for a value of the wrong type, which would otherwise fail at its use."""
     if faults := list(misfit(result, key)):
         verb = "is" if node.part is not None else "returned"
         text = f"{node} {verb} {_shape(result)} instead of {type_name(key)}"

@@ -1,4 +1,4 @@
-"""Callables that are neither functions nor classes: partials, objects with ``__call__``."""
+"""Callables that are neither functions nor classes: partials, and objects with ``__call__``."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ __all__ = ["as_function"]
 
 
 def as_function(call: Any) -> Any:
-    """A function that calls `call`, with the hints and the place of the function at its end.
+    """Wrap `call` in a function with the hints and the place of the function behind it.
 
     Functions, classes, and objects that cannot be called are returned unchanged.
     """
@@ -23,7 +23,7 @@ def as_function(call: Any) -> Any:
     while isinstance(inner, functools.partial):
         given |= inner.keywords.keys()
         inner = inner.func
-    if not has_place(inner):  # an object: __call__ of its class has a place
+    if not has_place(inner):  # an object: its class's __call__ has a place
         inner = type(inner).__call__
 
     def function(*args: object, **kwargs: object) -> object:
@@ -31,7 +31,7 @@ def as_function(call: Any) -> Any:
 
     try:
         signature = inspect.signature(call)
-    except (TypeError, ValueError):  # written in C, without one to read
+    except (TypeError, ValueError):  # written in C, without a signature
         return call
     remaining = [one for one in signature.parameters.values() if one.name not in given]
     function.__signature__ = signature.replace(parameters=remaining)  # type: ignore[attr-defined]  # as documented

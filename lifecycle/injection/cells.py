@@ -162,10 +162,10 @@ def decorate(function: Callable[..., object], *cells: Cell) -> Cell:
 
 
 def invoke(*functions: Callable[..., object]) -> Cell:
-    """The roots: each is called once with its dependencies, in the given order; only those are built.
+    """Roots of the construction: each is called once with its dependencies, in the given order.
 
-    An unbound method (``Server.serve``) is called on the Server of the graph. A type (``Table[int, Device]``)
-    stands for its instance in the graph, which is built and nothing more.
+    Only these and their dependencies are built. An unbound method (``Server.serve``) is called on the Server
+    of the graph. A type (``Table[int, Device]``) is only built.
     """
     return InvokeCell(caller(), functions)
 

@@ -23,7 +23,7 @@ CYCLES = 20
 
 
 def check(resolution: Resolution) -> list[Fault]:
-    """All faults, including those of constructors that nothing invokes. Replaced constructors have none."""
+    """Return all faults, including those of unused constructors, but not of replaced ones."""
     nearby = Nearby(node for node in resolution.active if (node.whole or node).kind != "decorate")
     return [
         *resolution.assembly.faults,
@@ -152,7 +152,7 @@ def _concerned(found: list[tuple[Constructor, Parameter]]) -> tuple[Constructor,
 def _needed_by(
     found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
 ) -> list[str]:
-    """The users of a node, and the users of the first."""
+    """Return the dependents of a node, and those of the first one."""
     lines = [f"needed by {node}, {parameter.role}" for node, parameter in found[:SHOWN]]
     lines[1:1] = _chain(found[0][0], users)
     if len(found) > SHOWN:
@@ -161,7 +161,7 @@ def _needed_by(
 
 
 def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
-    """For each constructor the first one that needs it."""
+    """Return for each constructor its first dependent."""
     users: dict[Constructor, Constructor] = {}
     for node in (*resolution.assembly.invokes, *resolution.active):
         for need in node.needs.values():
@@ -170,12 +170,12 @@ def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
 
 
 def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str]:
-    """The users of a node, up to the function that is invoked."""
+    """Return the chain of dependents of a node, up to an invoked function."""
     chain = {node: None}
     while (user := users.get(node)) is not None and user not in chain:
         chain[user] = None
         node = user
-    above = [user for user in list(chain)[1:] if user.kind != "part"]  # its whole is reported
+    above = [user for user in list(chain)[1:] if user.kind != "part"]  # reported with its whole
     lines = _shortened(
         f"  which {'is invoked as' if user.kind == 'invoke' else 'is needed by'} {user}" for user in above
     )
@@ -183,7 +183,7 @@ def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str
 
 
 def _shortened(lines: Iterable[str]) -> list[str]:
-    """The first and the last lines, if there are many."""
+    """Return the first and the last lines of a long list."""
     every = list(lines)
     left_out = len(every) - 2 * SHOWN
     if left_out <= 1:
@@ -200,7 +200,7 @@ def _cycles(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _cycle(cycle: list[Constructor]) -> Fault:
-    steps = [  # a part of a result stands for the whole
+    steps = [  # a part of a result represents the whole
         (node, "needs" if node.uses(need) else "comes after", type_name(need.key))
         for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
         if node.kind != "part"

@@ -11,11 +11,11 @@ __all__ = ["Circle", "circles_of", "cycles", "order"]
 T = TypeVar("T")
 Pair = tuple[str, str]
 
-Left = dict[Constructor, None]  # a set that keeps its order
+Left = dict[Constructor, None]  # an ordered set
 
 
 def order(roots: Iterable[Constructor]) -> list[Constructor]:
-    """All nodes that are reachable from the roots, each after all it needs; deterministic.
+    """Return the nodes that are reachable from the roots, dependencies first; deterministic.
 
     In a graph with cycles, some edge of each is ignored.
     """
@@ -37,15 +37,15 @@ def order(roots: Iterable[Constructor]) -> list[Constructor]:
 
 
 def cycles(nodes: Iterable[Constructor]) -> Iterator[Iterator[list[Constructor]]]:
-    """Short cycles of each set of constructors that all need each other.
+    """Return short cycles of each strongly connected component.
 
-    They cover every edge; a constructor may be in several. In a cycle, each needs the next one and the last
-    the first; it begins with the one that comes first in `nodes`.
+    They cover every edge; a constructor may be in several. Each constructor depends on the next one and the
+    last on the first; a cycle starts with the one that comes first in `nodes`.
     """
     rank = {node: number for number, node in enumerate(nodes)}
     if _is_acyclic(order(rank)):
         return
-    for knot in sorted(_knots(rank), key=lambda knot: min(map(rank.__getitem__, knot))):
+    for knot in sorted(_components(rank), key=lambda knot: min(map(rank.__getitem__, knot))):
         yield _cycles(knot, rank)
 
 
@@ -55,7 +55,7 @@ def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> I
         for need in node.needs.values():
             if need not in knot or (node, need) in reported:
                 continue
-            cycle = [node, *_way(need, node, knot)]
+            cycle = [node, *_shortest_path(need, node, knot)]
             first = cycle.index(min(cycle, key=rank.__getitem__))
             cycle = cycle[first:] + cycle[:first]
             reported |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
@@ -63,7 +63,7 @@ def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> I
 
 
 def _is_acyclic(ordered: Iterable[Constructor]) -> bool:
-    """Whether each node comes after all it needs; not if edges had to be ignored."""
+    """Whether dependencies come first; false if edges had to be ignored."""
     before: set[Constructor] = set()
     for node in ordered:
         if not before.issuperset(node.needs.values()):
@@ -72,8 +72,8 @@ def _is_acyclic(ordered: Iterable[Constructor]) -> bool:
     return True
 
 
-def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
-    """Sets of constructors that all need each other (strongly connected components, after Kosaraju)."""
+def _components(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
+    """Return the strongly connected components (Kosaraju)."""
     users: dict[Constructor, list[Constructor]] = defaultdict(list)
     for node in nodes:
         for need in node.needs.values():
@@ -93,8 +93,8 @@ def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
             yield knot
 
 
-def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) -> list[Constructor]:
-    """The shortest path from `start` to `end`, without `end`; a component always has one."""
+def _shortest_path(start: Constructor, end: Constructor, knot: Collection[Constructor]) -> list[Constructor]:
+    """Return the shortest path from `start` to `end`, without `end`; a component always has one."""
     came_from: dict[Constructor, Constructor] = {}
     frontier = deque([start])
     while frontier[0] is not end:
@@ -111,21 +111,21 @@ def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) ->
     return way[::-1]
 
 
-# Modules that need each other in a circle: they can be read, tested and changed only together.
+# Sets of modules that all depend on each other.
 
 
 class Circle(NamedTuple, Generic[T]):
-    """A largest set of modules each of which needs every other, directly or through others."""
+    """A strongly connected component of modules."""
 
     modules: tuple[str, ...]
     ties: tuple[T, ...]
-    """The edges between a few pairs of modules: without them there would be no circle."""
+    """The edges between a few pairs of modules; without them there would be no circle."""
 
 
 def circles_of(arrows: Iterable[tuple[str, str, T]]) -> list[Circle[T]]:
-    """The circles of (module that needs, module needed, edge); largest first.
+    """Return the circles of (dependent module, module, edge), largest first.
 
-    A module and the modules inside it are no circle.
+    Edges between a module and its submodules do not count.
     """
     between: dict[Pair, list[T]] = defaultdict(list)
     for user, used, arrow in arrows:
@@ -144,7 +144,7 @@ def _is_within(module: str, other: str) -> bool:
 
 
 def _ties(pairs: Set[Pair]) -> Iterator[Pair]:
-    """Pairs of modules to separate until no circle is left, at each step the pair that separates most."""
+    """Return pairs of modules to separate until no circle is left, at each step the most effective pair."""
     left = set(pairs)
     while knots := _circles_between(left):
         largest = max(knots, key=len)
@@ -155,13 +155,13 @@ def _ties(pairs: Set[Pair]) -> Iterator[Pair]:
 
 
 def _tied(pairs: Iterable[Pair], modules: set[str]) -> tuple[int, int]:
-    """The size of the largest circle of these modules, and the number of modules in circles."""
+    """Return the size of the largest circle of these modules, and the number of modules in circles."""
     sizes = [len(knot) for knot in _circles_between(pair for pair in pairs if modules.issuperset(pair))]
     return max(sizes, default=0), sum(sizes)
 
 
 def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
-    """Sets of two or more modules that all need each other (after Kosaraju), without recursion."""
+    """Return the strongly connected components of two or more modules (Kosaraju), without recursion."""
     used: dict[str, list[str]] = defaultdict(list)
     users: dict[str, list[str]] = defaultdict(list)
     for user, need in pairs:
@@ -185,7 +185,7 @@ def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
 
 
 def _left_in_order(used: Mapping[str, list[str]]) -> list[str]:
-    """Modules in the order in which a depth-first search leaves them."""
+    """Return the modules in the order in which a depth-first search leaves them."""
     done: dict[str, None] = {}
     seen: set[str] = set()
     for root in sorted(used):

@@ -12,7 +12,7 @@ __all__ = ["decorations", "times"]
 
 
 def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
-    """Types that are decorated twice in one scope, or that nothing provides."""
+    """Return faults of types that are decorated twice in one scope, or that have no provider."""
     for frame in resolution.assembly.frames:
         for key, nodes in frame.decorators.items():
             name = type_name(key)
@@ -32,11 +32,11 @@ def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
 
 
 def times(count: int) -> str:
-    """The number as text: twice, 3 times."""
+    """Return the number as text: twice, 3 times."""
     return "twice" if count == 2 else f"{count} times"
 
 
 def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:
-    """Whether something provides the key; if not, a decorator that needs it is reported as missing it."""
+    """Whether the key has a provider; if not, its decorator is reported as missing it."""
     asked = any(parameter.key == key for parameter in (node.whole or node).parameters)
     return asked or any(resolution.bare(key, node.scope))

@@ -1,4 +1,4 @@
-"""Whether a fake can replace a type, and whether a value is an instance of a type.
+"""Checks that a fake can replace a type, and that a value is an instance of a type.
 
 A fake need not derive from the type. It must have the type's public methods, asynchronous if those are, and
 callable with their parameters.
@@ -16,12 +16,12 @@ __all__ = ["members", "misfit", "unfit", "unlike"]
 
 
 def unlike(fake: object, key: Key) -> Iterator[str]:
-    """Why `fake` cannot replace `key`; empty if it can."""
+    """Return why `fake` cannot replace `key`; empty if it can."""
     if (member := member_of(key)) is not None:
         yield from _unlike_members(fake, member)
         return
     kind = origin_class(key)
-    if kind is None or kind in type(fake).__mro__:  # a NewType does not describe its values
+    if kind is None or kind in type(fake).__mro__:  # a NewType has no runtime type
         return
     promised = members(kind)
     if isinstance(fake, type):
@@ -34,9 +34,9 @@ def unlike(fake: object, key: Key) -> Iterator[str]:
 
 
 def misfit(value: object, key: Key) -> Iterator[str]:
-    """Why a value is not of the type under which it is provided; empty if it is.
+    """Return why a value is not of the type under which it is provided; empty if it is.
 
-    It is if it is an instance of the class or implements the Protocol. An int is also a float, as for type
+    Instances of the class and implementations of a Protocol are. An int is also a float, as for type
     checkers.
     """
     bare = plain(key)
@@ -56,7 +56,7 @@ def misfit(value: object, key: Key) -> Iterator[str]:
         return
     try:
         fits = isinstance(value, dict if is_typeddict(kind) else kind)
-    except TypeError:  # a class that cannot be asked
+    except TypeError:  # a class without support for isinstance()
         return
     if fits:
         yield from _holds_others(value, kind, bare)
@@ -65,7 +65,7 @@ def misfit(value: object, key: Key) -> Iterator[str]:
 
 
 def unfit(has: Key, key: Key) -> Iterator[str]:
-    """Why no value of the type `has` can be of the type `key`, from the classes alone.
+    """Return why no value of the type `has` can be of the type `key`, from the classes alone.
 
     Attributes that __init__ sets are visible only on a value (misfit()).
     """
@@ -90,7 +90,7 @@ def _is_plain(member: object) -> bool:
 
 
 def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
-    """The first element of a list or set that is not of its type."""
+    """Return the first element of a list or set that is not of its element type."""
     if kind not in {list, set, frozenset} or not (args := typing.get_args(key)) or is_member(args[0]):
         return
     for one in value:
@@ -101,12 +101,12 @@ def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
 
 @functools.cache
 def _promised(kind: type) -> tuple[tuple[str, bool], ...]:
-    """Members of a Protocol, and whether each is a method."""
+    """Return the members of a Protocol, and whether each is a method."""
     return tuple((name, inspect.isfunction(member)) for name, member in members(kind).items())
 
 
 def _lacks(value: object, protocol: type) -> Iterator[str]:
-    """The members of a Protocol that a value does not have; without running a property."""
+    """Return the members of a Protocol that a value lacks, without running a property."""
     for name, is_method in _promised(protocol):
         found = getattr(type(value), name, _MISSING)
         if found is _MISSING:
@@ -126,7 +126,7 @@ def _unlike_members(fake: object, member: Key) -> Iterator[str]:
 
 
 def members(kind: type) -> Mapping[str, object]:
-    """Public methods and properties of a class, and the attributes it declares."""
+    """Return public methods and properties of a class, and the attributes it declares."""
     found: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         if base is not object and base.__module__ != "typing":
@@ -136,7 +136,7 @@ def members(kind: type) -> Mapping[str, object]:
 
 
 def _unlike_member(fake: object, name: str, wanted: object) -> Iterator[str]:
-    if inspect.getattr_static(fake, name, _MISSING) is _MISSING:  # static: runs no property
+    if inspect.getattr_static(fake, name, _MISSING) is _MISSING:  # getattr_static runs no property
         yield f"it has no {name}"
         return
     if not inspect.isfunction(wanted):
@@ -153,7 +153,7 @@ def _unlike_member(fake: object, name: str, wanted: object) -> Iterator[str]:
         yield f"its {name} is not async"
     try:
         signature = inspect.signature(has)
-    except ValueError:  # written in C, without a signature to look at
+    except ValueError:  # written in C, without a signature
         return
     parameters = list(inspect.signature(wanted).parameters.values())[1:]
     try:

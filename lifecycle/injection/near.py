@@ -17,7 +17,7 @@ SEARCHED = 20
 
 
 class Nearby:
-    """Everything provided, by the types for which it may be mistaken."""
+    """All provided types, by the types for which they may be mistaken."""
 
     def __init__(self, provided: Iterable[Constructor]) -> None:
         self._provided = provided
@@ -30,7 +30,7 @@ class Nearby:
         self._searches = 0
 
     def lines(self, key: Key, *, without: Constructor | None = None) -> Iterator[str]:
-        """One line for each of the nearest: by type, then by name. `without` is left out."""
+        """Return one line for each of the nearest: by type, then by name. `without` is left out."""
         if not self._is_indexed:
             self._index()
         seen: set[Constructor | None] = {without}
@@ -88,7 +88,7 @@ class Nearby:
     def _similar(self, name: str) -> Iterator[tuple[Constructor, str]]:
         if self._searches > SEARCHED:
             return
-        import difflib  # only mistakes need it
+        import difflib  # imported only for errors
 
         for match in difflib.get_close_matches(name, self._by_name, 2, 0.8):
             if match != name:
@@ -101,18 +101,18 @@ def _given(node: Constructor) -> str:
 
 
 def _bases(kind: type) -> tuple[type, ...]:
-    """The bases of a class. Protocols have none: what derives from one is only similar to it."""
+    """Return the bases of a class; none for a Protocol: a class that derives from one is only similar."""
     return () if getattr(kind, "_is_protocol", False) else kind.__mro__[1:-1]
 
 
 def _item(key: Key) -> Key:
-    """Route for ``list[Route]``, as perhaps its members were intended; other keys unchanged."""
+    """Return Route for ``list[Route]``, since its members may have been intended; other keys unchanged."""
     args = typing.get_args(key)
     return args[0] if origin_class(key) in {list, tuple} and args else key
 
 
 def _marked(node: Constructor) -> str:
-    """It is provided under another name, or as a member."""
+    """Whether it is provided under another name, or as a member."""
     if is_member(node.key):
         return f"{type_name(node.key)} is contributed by {node}: ask for list[{hint_text(node.key)}]"
     return f"{_given(node)}: ask for {hint_text(node.key)}"

@@ -28,10 +28,10 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
         return
     towards = _towards(resolution, broken)
     asked: dict[Constructor, list[str]] = defaultdict(list)
-    behind: set[Constructor] = set()  # those that reach the break through an optional dependency
-    for node in towards:  # from the break on
+    behind: set[Constructor] = set()  # nodes that depend on the broken one through an optional dependency
+    for node in towards:  # starting at the broken one
         nearer = towards[node]
-        if nearer is None:  # the break itself
+        if nearer is None:  # the broken one
             continue
         needed = [parameter for parameter in node.parameters if node.needs.get(parameter.name) is nearer]
         if nearer in behind or (needed and not any(parameter.required for parameter in needed)):
@@ -59,7 +59,7 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _broken(resolution: Resolution) -> dict[Constructor, str]:
-    """Providers that cannot be built for a reason of their own, with the reason."""
+    """Return the providers with a fault of their own, with the fault."""
     broken = {node: "which cannot be used" for node in resolution.nodes if node.faults}
     for unmet, why in (
         (resolution.missing, "which nothing provides"),
@@ -72,7 +72,9 @@ def _broken(resolution: Resolution) -> dict[Constructor, str]:
 
 
 def _towards(resolution: Resolution, broken: dict[Constructor, str]) -> dict[Constructor, Constructor | None]:
-    """All that cannot be built, each with what it needs that is nearest to the reason (None: it is it)."""
+    """Return every node that cannot be built, with its dependency nearest to the cause (None: it is the
+    cause).
+    """
     users: dict[Constructor, list[Constructor]] = defaultdict(list)
     for node in resolution.nodes:
         for need in node.needs.values():

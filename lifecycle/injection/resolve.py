@@ -147,7 +147,7 @@ class Resolution:
         """The key of the class that defines this method; the class's name if nothing provides one."""
         name: str = getattr(node.call, "__name__", "")
         written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
-        for keys in (self._by_class.get(written_in, ()), self.by_key):  # mostly where it is written
+        for keys in (self._by_class.get(written_in, ()), self.by_key):  # first the defining class
             for key in keys:
                 if getattr(origin_class(key), name, None) is node.call:
                     return key

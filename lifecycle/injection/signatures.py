@@ -38,7 +38,7 @@ _NAME, _ATTRIBUTE = re.compile(r"[^\W\d]\w*"), re.compile(r"\w\s*\.\s*\w")
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _DISGUISES = {"__wrapped__", "__signature__"}
 _USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
-"""Metaclasses of classes with instances that __init__ makes."""
+"""Metaclasses of classes that __init__ initializes."""
 _NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
@@ -83,7 +83,7 @@ _known: dict[tuple[object, bool, bool], Signature] = {}
 
 
 def _stays(call: object) -> bool:
-    """Whether it is a function or class of a module, which exists as long as the process."""
+    """Whether a function or class is defined in a module, and so lives as long as the process."""
     return isinstance(call, types.FunctionType | type) and "<locals>" not in call.__qualname__
 
 
@@ -121,13 +121,13 @@ def _why_unreadable(call: object) -> str:
     if callable(call):
         try:
             inspect.signature(call)
-        except (TypeError, ValueError) as error:  # such as a partial with more than its function takes
+        except (TypeError, ValueError) as error:  # such as a partial with too many arguments
             return f"its parameters cannot be read: {error}"
     return f"{call!r} is neither a function nor a class"
 
 
 def stand_for(hint: object) -> Signature:
-    """The signature of a function that has one dependency and ignores it."""
+    """Return the signature of a function with one ignored dependency."""
     faults: list[str] = []
     parameter = _parameter(_Argument("instance"), hint, faults)
     return Signature((parameter,) if parameter else (), None, tuple(faults))
@@ -170,7 +170,7 @@ def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
         return filled_in(_evaluated(kind), call, kind)
     hints = {}
     for name in ("__new__", "__init__"):
-        if name == "__new__" and kind.__new__ is object.__new__:  # nearly always
+        if name == "__new__" and kind.__new__ is object.__new__:  # fast path
             continue
         function, owner = _method(kind, name)
         if isinstance(function, types.FunctionType):
@@ -217,7 +217,7 @@ def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
 
 def _evaluated_once(hint: object, function: types.FunctionType) -> object:
     """The value of a hint; ``Table[int, Device]`` in many functions is evaluated once."""
-    if not isinstance(hint, str) or _ATTRIBUTE.search(hint):  # what a module has may be replaced
+    if not isinstance(hint, str) or _ATTRIBUTE.search(hint):  # attributes of a module may be replaced
         return _evaluated(_with_hints(function, {"it": hint}))["it"]
     named = [function.__globals__.get(name, _EMPTY) for name in _names_in(hint)]
     key = (hint, *map(id, named))
@@ -227,7 +227,7 @@ def _evaluated_once(hint: object, function: types.FunctionType) -> object:
 
 
 _meanings: dict[tuple[object, ...], tuple[object, list[object]]] = {}
-"""By the text of a hint and the ids of the values of its names in its module; the values stay alive."""
+"""(text of a hint, ids of the values of its names) -> evaluated hint; it references the values."""
 
 
 @functools.cache
@@ -236,14 +236,14 @@ def _names_in(hint: str) -> tuple[str, ...]:
 
 
 def _with_hints(function: types.FunctionType, hints: dict[str, Any]) -> types.FunctionType:
-    """A function of the same module with only these hints."""
+    """Return a function of the same module with only these hints."""
     asked = types.FunctionType(_nothing.__code__, function.__globals__)
     asked.__annotations__ = hints
     return asked
 
 
 def _nothing() -> None:
-    """For functions that only have hints to evaluate."""
+    """A body for functions that only have hints to evaluate."""
 
 
 def _evaluated(call: Any, variables: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -251,12 +251,14 @@ def _evaluated(call: Any, variables: dict[str, Any] | None = None) -> dict[str, 
 
 
 def _variables(*owners: Any) -> dict[str, Any]:
-    """Type variables in brackets, ``class Box[T]``: they hide names of the module. Source: PEP 695."""
+    """Return the type variables in brackets, ``class Box[T]``, which hide names of the module. Source: PEP
+    695.
+    """
     return {one.__name__: one for owner in owners for one in getattr(owner, "__type_params__", ())}
 
 
 def _class_named(hint: object, function: Any) -> type | None:
-    """The class that a postponed hint names, if it is only a name: evaluating those took half of a check."""
+    """Return the class that a postponed hint names, if it is a plain name; evaluating these is slow."""
     names = getattr(function, "__globals__", None)
     if not isinstance(hint, str) or names is None or hasattr(function, "__wrapped__"):
         return None
@@ -324,7 +326,7 @@ def _parameters(
 
 
 def _orders(types: tuple[object, ...], faults: list[str]) -> tuple[Parameter, ...]:
-    """The types of after(), as parameters that are not passed."""
+    """Return the types of after(), as parameters that are not passed."""
     found = [
         _parameter(_Argument(f"after {at}"), hint, faults, "in after()") for at, hint in enumerate(types)
     ]
@@ -334,7 +336,7 @@ def _orders(types: tuple[object, ...], faults: list[str]) -> tuple[Parameter, ..
 def _parameter(argument: _Argument, hint: object, faults: list[str], where: str = "") -> Parameter | None:
     name, default, positional, _ = argument
     has_default = default is not _EMPTY
-    if isinstance(hint, type):  # nearly always
+    if isinstance(hint, type):  # fast path
         return Parameter(name, hint, not has_default, default, positional)
     if type(hint) is dataclasses.InitVar:
         return _parameter(argument, hint.type, faults, where)
@@ -358,7 +360,7 @@ def _parameter(argument: _Argument, hint: object, faults: list[str], where: str 
 
 
 def _loose_member(key: Key) -> Key | None:
-    """The member in a key that is not requested as a group."""
+    """Return the member in a key that is not requested as a group, or None."""
     return next((arg for arg in (key, *typing.get_args(key)) if is_member(arg)), None)
 
 
@@ -399,17 +401,17 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
 
 
 def _not_decorated(key: Key) -> str | None:
-    """Why a type cannot be decorated; None if it can: a group can, a single member cannot."""
+    """Return why a type cannot be decorated, or None; groups can be, single members cannot."""
     if is_member(key):
         return f": members are decorated together; take and return list[{type_name(key)}]"
     return None if member_of(key) is not None else refused(key)
 
 
 def refused(key: Key) -> str | None:
-    """Why a type cannot be provided; None if it can."""
+    """Return why a type cannot be provided, or None."""
     if key is type(None):
         return ", which provides nothing"
-    if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always
+    if isinstance(key, type) and not is_awaitable_hint(key):  # fast path
         return None
     refusal: str | None = None
     if is_awaitable_hint(key):

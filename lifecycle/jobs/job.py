@@ -144,9 +144,9 @@ class Job:
                     await awaitable(work(), work, "work")
             else:
                 await work()
-        except BaseException as error:  # containing them is what a job is for
+        except BaseException as error:  # jobs contain errors
             if self._is_cancelled() and isinstance(error, asyncio.CancelledError | StopError):
-                raise  # of a hive that ran in it and did not stop well: no other try could show it
+                raise  # an inner hive failed to stop: a retry could not report it
             if thrown_away(self._task):
                 raise
             failure = as_failure(error, f"job {self.name!r}")
@@ -247,7 +247,7 @@ class ObserverHealth(Health):
         super().degraded(message, error)
 
 
-# frames that say nothing about the work of a job
+# frames outside of the job's work
 _OURS = frozenset({__file__, str(Path(__file__).with_name("jobs.py"))})
 
 

@@ -255,7 +255,7 @@ class Jobs:
 
         job = self._add("timer", name, run, backoff, place)
         job.meter.interval = 0.0 if math.isinf(interval) else interval
-        if (observer := getattr(work, "__self__", None)) is not None:  # as reconciler.sweep
+        if (observer := getattr(work, "__self__", None)) is not None:  # a method such as reconciler.sweep
             self._metrics.observed_by(job.meter, observer)
         return timer
 
@@ -337,7 +337,7 @@ class Jobs:
                             for job in self._known:
                                 job.end_soon()
         except BaseExceptionGroup as errors:
-            if len(errors.exceptions) == 1:  # a hive in a job that did not stop well
+            if len(errors.exceptions) == 1:  # an inner hive that failed to stop
                 raise errors.exceptions[0] from None
             raise
         if self._forgotten:

@@ -60,7 +60,7 @@ class Pool(Generic[Item]):
 
     async def run(self, job: Job, stopping: "anyio.Event") -> None:
         """Process items until it is stopping and all are processed."""
-        self._ready = deque(self._queues)  # also what was cancelled in the middle
+        self._ready = deque(self._queues)  # including items that were cancelled while running
         self._failures.clear()
         self._busy.clear()
         try:
@@ -93,7 +93,7 @@ class Pool(Generic[Item]):
         try:
             with job.span():
                 await self._work(item)
-        except BaseException as error:  # containing them is what a job is for
+        except BaseException as error:  # jobs contain errors
             job.meter.ended(began, error)
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise

@@ -27,7 +27,7 @@ class TimeSlice:
 
     async def pause(self) -> None:
         """Yield to the event loop if the slice has ended."""
-        if time.monotonic() >= self._ends:  # as over: this is asked at every step
+        if time.monotonic() >= self._ends:  # inlined `over`: called at every step
             await asyncio.sleep(0)
             self._ends = time.monotonic() + LONGEST
 

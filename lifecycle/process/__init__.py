@@ -1,6 +1,6 @@
 """The process of a hive: logs, health, metrics, event loop lag, sockets."""
 
-from lifecycle.process.logs import (  # first: it imports structlog without rich
+from lifecycle.process.logs import (  # first: imports structlog without rich
     Logger,
     configure_logging,
     log_level,

@@ -66,7 +66,7 @@ class Acceptor:
                 if error.errno in _EXHAUSTED:
                     self._back_off(os.strerror(error.errno or 0))
                     return
-                continue  # that client has disconnected already
+                continue  # the client has disconnected already
             if connected.fileno() > self._highest:
                 connected.close()
                 self._back_off("the last descriptors are left for others")

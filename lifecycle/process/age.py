@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["process_age"]
 
-_STARTED = 19  # field 22 of proc_pid_stat(5), counted from behind the command's name
+_STARTED = 19  # field 22 of proc_pid_stat(5), counted after the command's name
 
 
 def process_age() -> float:

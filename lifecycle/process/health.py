@@ -33,8 +33,8 @@ class HealthTree:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._statuses: dict[str, HealthStatus] = {}
-        self._sorted: list[HealthStatus] | None = None  # all of them, until one changes
-        self._below: dict[str, dict[str, None]] = {}  # an id -> the ids of its children, reporting or not
+        self._sorted: list[HealthStatus] | None = None  # cache, until a status changes
+        self._below: dict[str, dict[str, None]] = {}  # id -> ids of its children, reporting or not
 
     def snapshot(self, under: str = "") -> list[HealthStatus]:
         """Every status, or those of one id and all below it, sorted by module."""
@@ -75,7 +75,7 @@ class HealthTree:
             self._below.pop(parent, None)
             if parent in self._statuses:
                 return
-            module = parent  # a name that only stood for what was below it goes too
+            module = parent  # remove a parent that existed only for its children
 
     def _put(self, status: HealthStatus) -> None:
         module = status.module

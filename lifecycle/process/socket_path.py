@@ -27,6 +27,6 @@ def clear_socket(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-        except OSError:  # full backlog, or a socket of another type: someone is there
+        except OSError:  # full backlog, or a socket of another type: the server is alive
             pass
     raise HiveError(f"another process serves {path}: stop that agent, or choose another state-dir")

@@ -140,9 +140,9 @@ class Probes:
             try:
                 found += await collector.collect()
             except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
-                if collector in self.collectors:  # else it has stopped
+                if collector in self.collectors:  # otherwise it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
-            await anyio.lowlevel.checkpoint()  # the loop's others get their turn
+            await anyio.lowlevel.checkpoint()  # yield to the loop
         return found
 
 
@@ -175,7 +175,7 @@ class ProbeServer:
             ) from error
         self.address = listener.getsockname()[:2]
         self._server = HttpServer(self._probes.answer, grace=1.0, limits=SCRAPED, log=self._log)
-        with anyio.CancelScope(shield=True):  # interrupted here, a listening server would be left
+        with anyio.CancelScope(shield=True):  # a cancellation here would leave a listening server
             await self._server.serve(listener)
         host, port = self.address
         shown = f"[{host}]" if family is socket.AF_INET6 else host

@@ -8,7 +8,7 @@ __all__ = ["Duration", "milliseconds", "minutes", "seconds"]
 
 _US, _MS, _S = 10**3, 10**6, 10**9
 _UNITS = {"ns": 1, "us": _US, "µs": _US, "μs": _US, "ms": _MS, "s": _S, "m": 60 * _S, "h": 3600 * _S}
-"""In nanoseconds: sums of integers are exact."""
+"""Unit -> nanoseconds; integers keep sums exact."""
 
 _TERM = re.compile(r"(?:(\d{1,30})(?:\.(\d{0,30}))?|\.(\d{1,30}))(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1

@@ -34,7 +34,7 @@ def directory(
         generation, seen = _generation(path), Findings(unknown=findings.unknown, others=findings.others)
         many: Layer = {}
         if yaml_name is not None:
-            inside = path / generation  # a new key's own link comes after the swap
+            inside = path / generation  # a new key's link is created after the swap
             place = inside if (inside / yaml_name).exists() else path
             many = yaml_file(path / yaml_name, names, seen, place=place)
         found = _files(path, generation, names, seen, yaml_name)
@@ -79,14 +79,14 @@ def _files(
             findings.fault(f"{shown_path}: {found[name].place} gives {name} too; expected each setting once")
             continue
         if name not in names:
-            hidden = entry.startswith(".") or entry.endswith("~")  # a mounted ConfigMap's own, an editor's
+            hidden = entry.startswith(".") or entry.endswith("~")  # created by a ConfigMap mount or an editor
             if not hidden and entry != yaml_name and findings.unknown != "ignore" and shown_path.is_file():
                 findings.stranger(f"file {shown_path}", name, names)
             continue
         if (text := _text(place / entry, shown_path, findings)) is None:
             continue
         hidden = hides(name, names[name])
-        if hidden and not text and names[name].file_name:  # who was to write it has not: fail closed
+        if hidden and not text and names[name].file_name:  # not written yet: fail closed
             findings.fault(f"{shown_path}: it is empty; expected the value, or no such file")
         shown = f"{shown_path}: {HIDDEN if hidden else quoted(text)}"
         found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
@@ -98,7 +98,7 @@ def _text(place: Path, shown: Path, findings: Findings) -> str | None:
     try:
         return read_regular(place).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        if not isinstance(error, FileNotFoundError) or os.path.lexists(place):  # else removed meanwhile
+        if not isinstance(error, FileNotFoundError) or os.path.lexists(place):  # otherwise removed meanwhile
             findings.fault(f"{shown}: {_reason(error)}; expected a file that can be read")
         return None
 
@@ -114,7 +114,7 @@ def _swapped(
     data = path / _DATA
     try:
         present = os.listdir(data)  # noqa: PTH208
-    except FileNotFoundError:  # it is being removed: the next try finds its successor
+    except FileNotFoundError:  # being removed: the next attempt reads its successor
         present = []
     found = dict.fromkeys(present, data)
     for entry in entries:
@@ -127,7 +127,7 @@ def _leads_through(path: Path) -> bool:
     try:
         return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
     except FileNotFoundError:
-        return True  # a swap has just removed this link of a key
+        return True  # a swap has just removed this key's link
     except OSError:
         return False  # no link
 
@@ -150,7 +150,7 @@ def yaml_file(
         if flag:
             findings.fault(f"{flag} {path}: {_reason(error)}; expected a YAML file of settings")
         elif isinstance(error, NotADirectoryError):
-            pass  # that its folder is none is a fault of its own
+            pass  # reported as a fault of the directory
         elif not isinstance(error, FileNotFoundError) or os.path.lexists((place or path.parent) / path.name):
             findings.fault(f"{path}: {_reason(error)}; expected a YAML file of settings")
         return {}
@@ -169,7 +169,7 @@ def yaml_file(
 
 def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
     """The settings in a YAML text; empty, with a fault, if it is not a mapping."""
-    import yaml  # few have such a file
+    import yaml  # imported only for such a file
 
     try:
         data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only

@@ -104,7 +104,7 @@ def unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = ""
 
 @functools.cache
 def nearest(name: str, names: tuple[str, ...]) -> str | None:
-    import difflib  # only mistakes need it
+    import difflib  # imported only for errors
 
     found = difflib.get_close_matches(name, (*names, CONFIG_DIR), 1)
     return found[0] if found else None

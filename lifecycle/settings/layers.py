@@ -45,7 +45,7 @@ def flags(
             if not findings.part:
                 findings.fault(unknown(f"--{name}", name, names, "--"))
             if not equals and words and not words[0].startswith("--"):
-                words.popleft()  # its value is not another mistake
+                words.popleft()  # its value is not reported, too
             continue
         if not equals and option is not None and values.bare(option.kind)[0] is bool:
             text = "true"

@@ -179,7 +179,7 @@ def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str
 
 def _unannotated(hint: object) -> tuple[object, list[object]]:
     """A type and its annotations, also inside ``Annotated[...] | None``."""
-    if isinstance(hint, type):  # nearly always
+    if isinstance(hint, type):  # fast path
         return hint, []
     hint = unaliased(hint)
     kind, *notes = typing.get_args(hint) if _is_annotated(hint) else (hint,)
@@ -213,7 +213,7 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
             continue
         if not option.required and (why := _misfit(option)) is not None:
             yield f"field {option.field!r}: its default {option.default!r}: {why}"
-        if option.limits.metas:  # few have any
+        if option.limits.metas:  # fast path
             yield from _unfit_limits(option)
         if CONFIG_DIR in option.names:
             yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
@@ -255,7 +255,7 @@ def _fields(struct: type[Settings]) -> dict[str, msgspec.structs.FieldInfo]:
 @functools.cache
 def _docstrings(struct: type[Settings]) -> dict[str, str]:
     """The strings that follow fields in the class body, for the struct and its bases."""
-    import ast  # only help needs it
+    import ast  # imported only for help
 
     found: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
@@ -264,7 +264,7 @@ def _docstrings(struct: type[Settings]) -> dict[str, str]:
         try:
             source = textwrap.dedent(inspect.getsource(kind))
         except (OSError, TypeError):
-            continue  # made without source, as in a console: it has no help to show
+            continue  # no source, as in a console: no help
         body = ast.parse(source).body[0]
         assert isinstance(body, ast.ClassDef)  # noqa: S101  # getsource of a class
         for field, text in zip(body.body, body.body[1:], strict=False):

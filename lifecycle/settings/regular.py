@@ -23,7 +23,7 @@ def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
-        contents = os.read(fd, largest + 1)  # of a file, all there is comes at once
+        contents = os.read(fd, largest + 1)  # one read returns the whole file
     finally:
         os.close(fd)
     if len(contents) > largest:

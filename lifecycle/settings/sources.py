@@ -230,7 +230,7 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
         return values.parse(_text_of_file(str(found.raw)), option.kind)
     raw = found.raw
     if not isinstance(raw, str):
-        if found.place != "code" and isinstance(raw, list):  # of texts: a flag, perhaps given several times
+        if found.place != "code" and isinstance(raw, list):  # list of texts: a flag that may be repeated
             return values.parse_all(raw, option.kind)
         return values.accept(raw, option.kind)
     if found.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():

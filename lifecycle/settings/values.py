@@ -1,4 +1,4 @@
-"""Texts of settings into values, by type.
+"""Parses texts of settings into values, by type.
 
 Spellings are Cilium's (Go's): booleans ``true t 1 false f 0``, durations ``15s``, lists split at commas and
 white space, maps ``key=value,key1=value1`` or JSON. Quantities are Kubernetes': ``512Mi``.
@@ -90,7 +90,7 @@ _PARSERS: dict[object, tuple[Callable[[str], object], str]] = {
 
 
 def parse(text: str, kind: object) -> object:
-    """The value that `text` stands for. Raises ValueError("expected ...") when it stands for none."""
+    """Parse a text into a value of this type. Raises ValueError("expected ...") for an invalid text."""
     wanted, optional = bare(kind)
     if optional and text == "":
         return None
@@ -111,7 +111,7 @@ def parse(text: str, kind: object) -> object:
 
 
 def parse_all(texts: list[str], kind: object) -> object:
-    """The value of a flag given several times: lists go on, of a map's keys the last value counts."""
+    """Parse the texts of a repeated flag: lists are concatenated, in maps the last value of a key applies."""
     wanted, _ = bare(kind)
     if not is_map(wanted):
         return parse(",".join(texts), kind)
@@ -119,7 +119,7 @@ def parse_all(texts: list[str], kind: object) -> object:
 
 
 def accept(value: object, kind: object) -> object:
-    """A value given in code, as the type wants it; texts are parsed. Raises ValueError if it does not fit."""
+    """Convert a value given in code to the type; texts are parsed. Raises ValueError for a misfit."""
     wanted, optional = bare(kind)
     if value is None and optional:
         return None
@@ -159,7 +159,7 @@ def _accept_map(value: Mapping[object, object], kind: object) -> dict[object, ob
 
 
 def expects(kind: object) -> str:
-    """What a type wants, in words that follow 'expected'."""
+    """Describe valid values of a type, in words that follow 'expected'."""
     wanted, optional = bare(kind)
     if wanted in _PARSERS:
         words = _PARSERS[wanted][1]
@@ -173,7 +173,7 @@ def expects(kind: object) -> str:
 
 
 def known(kind: object) -> bool:
-    """Whether settings of this type can be read at all."""
+    """Whether settings can have this type."""
     wanted, _ = bare(kind)
     if wanted in _PARSERS:
         return True
@@ -187,23 +187,23 @@ def known(kind: object) -> bool:
 
 
 def is_list(kind: object) -> bool:
-    """Whether the type holds several values, so that a flag may be given more than once."""
+    """Whether the type is a collection, so that its flag may be repeated."""
     return origin_class(bare(kind)[0]) in {list, tuple, set, frozenset}
 
 
 def is_map(kind: object) -> bool:
-    """Whether the type holds values under keys."""
+    """Whether the type is a mapping."""
     return origin_class(bare(kind)[0]) in {dict, Mapping}
 
 
 def is_secret(kind: object) -> bool:
-    """Whether a value of the type, or a part of it, must never be shown."""
+    """Whether values of the type, or parts of them, must not be shown."""
     wanted, _ = bare(kind)
     return wanted is Secret or any(is_secret(arg) for arg in typing.get_args(wanted) if arg is not ...)
 
 
 def show(value: object) -> str:
-    """A value as its text: what parse() would read back, except for secrets."""
+    """Return the text of a value, which parse() would accept; secrets are hidden."""
     match value:
         case None:
             return ""
@@ -222,7 +222,7 @@ def show(value: object) -> str:
 
 @functools.cache
 def bare(kind: object) -> tuple[object, bool]:
-    """The type without ``| None``, and whether it had that. A union of several others stays as it is."""
+    """Return the type without ``| None``, and whether it had that; other unions are unchanged."""
     kind = unaliased(kind)
     if not is_union(kind) or type(None) not in (members := typing.get_args(kind)):
         return kind, False
@@ -231,20 +231,20 @@ def bare(kind: object) -> tuple[object, bool]:
 
 
 def items(kind: object) -> tuple[object, Callable[..., object]]:
-    """What a list type holds, and how to make one; of a map what its values are."""
+    """Return the item type of a collection, or the value type of a map, and its constructor."""
     args = [arg for arg in typing.get_args(kind) if arg is not ...]
     make = origin_class(kind)
     return (args[-1] if args else str), typing.cast("Callable[..., object]", make)
 
 
 def _pair(kind: object) -> tuple[object, object]:
-    """What a map's keys and values are."""
+    """Return the key and value types of a map."""
     args = typing.get_args(kind)
     return (args[0], args[1]) if args else (str, str)
 
 
 def choices(kind: object) -> tuple[object, ...]:
-    """The values of an enum or Literal; none for other types."""
+    """Return the values of an enum or Literal; none for other types."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return tuple(kind)
     return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
@@ -261,7 +261,7 @@ def _is_of(value: object, kind: object) -> bool:
 
 
 def type_text(kind: object) -> str:
-    """The type in a few words, for reference tables."""
+    """Return the type in a few words, for reference tables."""
     wanted, optional = bare(kind)
     if values := choices(wanted):
         text = "|".join(map(show, values))

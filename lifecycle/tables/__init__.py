@@ -1,4 +1,4 @@
-"""Tables with one writer and many watchers, tables derived from tables, and reconcilers."""
+"""Tables with one writer and many watchers, derived tables, and reconcilers."""
 
 from lifecycle.tables.changes import Change, Changes
 from lifecycle.tables.derived.inputs import Input, Plan

@@ -59,7 +59,7 @@ class Changes(Generic[Key, Row]):
 
     async def __anext__(self) -> list[Change[Key, Row]]:
         while True:
-            if self._busy:  # who writes what it watches must not keep the loop from everybody else
+            if self._busy:  # yield: a watcher that writes its own table must not block the loop
                 await asyncio.sleep(0)
             self._busy = True
             await self.wait()
@@ -104,7 +104,7 @@ class Changes(Generic[Key, Row]):
             return
         self._table.check_open()
         self._busy = False
-        waiter = asyncio.get_running_loop().create_future()  # a third of what an anyio.Event costs
+        waiter = asyncio.get_running_loop().create_future()  # a third of the cost of an anyio.Event
         self._waiters.append(waiter)
         try:
             await waiter
@@ -136,7 +136,7 @@ class Changes(Generic[Key, Row]):
                 continue
             matters = True
             seen = pending[key][0] if key in pending else old
-            if seen is None and key not in rows:  # came and went unseen
+            if seen is None and key not in rows:  # added and deleted between two batches
                 pending.pop(key, None)
             else:
                 pending[key] = (seen, revision)
@@ -162,7 +162,7 @@ class Changes(Generic[Key, Row]):
             change = newer.get(key, before)
             row, revision = rows.get(key, (None, change.revision))
             old = before.old
-            if row is None:  # of the row that was to be deleted, or was put and may be there in part
+            if row is None:  # keep the row to delete, which may be partly processed
                 old = before.old if before.row is None else before.row
             newer[key] = Change(key, old, row, revision)
         return list(newer.values())

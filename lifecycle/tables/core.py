@@ -37,12 +37,12 @@ class TableCore(Rows[Key, Row]):
         self._deleted: Stored[Key, Row] = {}  # ordered by revision
         self._forgotten = 0  # deletions up to this revision are no longer known
         self._revision = 0
-        self._stale = False  # whether _refresh() has to bring the rows up to date first
-        self._listeners: dict[int, ref[Listener]] = {}  # in the order they came
+        self._stale = False  # whether _refresh() must update the rows first
+        self._listeners: dict[int, ref[Listener]] = {}  # in order of registration
         self._specs = dict(indexes or {})
         self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
         self._snapshot: ref[Snapshot[Key, Row]] | None = None
-        self._moments: Moments[Key, Row] | None = None  # from the first snapshot on
+        self._moments: Moments[Key, Row] | None = None  # set by the first snapshot
         self._waits: KeyWaits[Key, Row] | None = None
         self._closed = ""
         self._frozen: set[type] = {NoneType}
@@ -66,9 +66,9 @@ class TableCore(Rows[Key, Row]):
         rows = self._current()
         index = index_of(self, name, values)
         index.apply(index.plan({key: row for key, (row, _) in rows.items()}))
-        self._specs = {**self._specs, name: values}  # what snapshots hold stays as it is
+        self._specs = {**self._specs, name: values}  # a copy: snapshots keep the old dict
         self._indexes[name] = index
-        self._snapshot = None  # it has the indexes that were there
+        self._snapshot = None  # it has only the previous indexes
         return Lookup(index)
 
     def get(self, key: Key) -> Row | None:
@@ -220,7 +220,7 @@ class TableCore(Rows[Key, Row]):
             if self._indexes:
                 new = writes if len(changed) == len(writes) else {key: writes[key] for key in changed}
                 plans = self._plans(new)
-            # what may raise has happened
+            # nothing below raises
             self._apply(changed, writes)
             for index, plan in plans:
                 index.apply(plan)
@@ -231,7 +231,7 @@ class TableCore(Rows[Key, Row]):
         """Keys with another row, and the row before. Raises TypeError for a row that may change in place."""
         changed: dict[Key, Row | None] = {}
         rows, frozen = self._rows, self._frozen
-        if not rows:  # many at once, most often
+        if not rows:  # usually the initial rows
             for kind in set(map(type, writes.values())) - frozen:
                 self._check_frozen(kind)
             return {key: None for key, row in writes.items() if row is not None}
@@ -245,7 +245,7 @@ class TableCore(Rows[Key, Row]):
 
     def _notify(self, changed: Mapping[Key, Row | None]) -> None:
         revision = self._revision
-        for reference in list(self._listeners.values()):  # one may go, or come, meanwhile
+        for reference in list(self._listeners.values()):  # listeners may be added or removed meanwhile
             if (listener := reference()) is not None:
                 listener.notify(changed, revision)
 
@@ -291,7 +291,7 @@ class TableCore(Rows[Key, Row]):
         if (excess := len(deleted) - REMEMBERED_DELETIONS) > 0:
             for key in list(
                 islice(deleted, excess)
-            ):  # found at once: one by one each looks past those before
+            ):  # in one pass: single lookups would skip the deleted entries each time
                 _, self._forgotten = deleted.pop(key)
 
 

@@ -54,7 +54,7 @@ class KeyWaits(Generic[Key, Row]):
             elif held is event:
                 self._events.pop(key, None)
             if not self._events:
-                self._listener = None  # which ends the listening
+                self._listener = None  # ends the registration as a listener
 
 
 class KeyListener(Generic[Key]):

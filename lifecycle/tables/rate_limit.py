@@ -37,7 +37,7 @@ class TokenBucket:
     def pause(self) -> float:
         """Seconds until the next call is allowed; 0 if it is allowed now."""
         self._fill()
-        # what rounding leaves out would make the last wait one of no time at all
+        # tolerance: a rounding error must not cause a pause of zero
         return 0.0 if self._tokens > 1 - 1e-9 else (1 - self._tokens) * self._interval
 
     def take(self) -> None:

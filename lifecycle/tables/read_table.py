@@ -253,7 +253,7 @@ class Incremental(_Following[Key, Row]):
         self._replace(writes)
         remember()
         for one in self._inputs:
-            one.worked_through()
+            one.clear()
 
 
 class Derived(_Following[Key, Row]):

@@ -104,7 +104,7 @@ class Reconciler(Generic[Key, Row]):
         self._work: dict[Key, _Work] = {}
         self._may_drop = False
         self._swept = False
-        self._pruned = False  # whether a sweep has looked for what is to be dropped
+        self._pruned = False  # whether a sweep has searched for objects to drop
         self._sweep_due = -math.inf
         self._sweep_failures = 0
         self._sweep_error: Exception | None = None
@@ -159,7 +159,7 @@ class Reconciler(Generic[Key, Row]):
             raise
         if self._work or len(self._statuses):
             self._note_now(rows, {})
-        else:  # as nearly always, and pods wait for it
+        else:  # the usual case, for which pods wait
             removed = list(rows.values()).count(None)
             self.statistics.puts += len(rows) - removed
             self.statistics.drops += removed
@@ -235,7 +235,7 @@ class Reconciler(Generic[Key, Row]):
                 if await self._wait_for_rate(health) and self._news:
                     break  # into larger batches
                 await self._write(action, keys)
-                if failures and self._news:  # what is new goes before the rest of what failed
+                if failures and self._news:  # new work precedes the remaining retries
                     break
             self._report(health)
             await asyncio.sleep(0)
@@ -273,7 +273,7 @@ class Reconciler(Generic[Key, Row]):
         changed: dict[Key, Action] = {}
         for change in self._watching().take():
             key = change.key
-            self._work[key] = _Work()  # what failed before was another row
+            self._work[key] = _Work()  # earlier failures concerned another row
             changed[key] = "drop" if change.row is None else "put"
         self._taken = self._source.revision
         if changed:
@@ -294,7 +294,7 @@ class Reconciler(Generic[Key, Row]):
 
     async def _sweep(self) -> None:
         """Compare everything; differences become work."""
-        self._sweep_due = math.inf  # a trigger from here on asks for another one
+        self._sweep_due = math.inf  # later triggers request another sweep
         began, statistics = time.perf_counter(), self.statistics
         try:
             may_drop = self._may_drop

@@ -95,7 +95,7 @@ class Moments(Generic[Key, Row]):
         else:
             for key, row in moment.undo.items():
                 older.undo.setdefault(key, row)
-        older.newer = newer  # last: another thread may be on its way along these
+        older.newer = newer  # last, since another thread may be following these links
 
 
 class Snapshot(Rows[Key, Row]):
@@ -128,7 +128,7 @@ class Snapshot(Rows[Key, Row]):
     ) -> None:
         self.name = name
         self.revision = revision
-        self._rows = rows  # of the table, as they are now
+        self._rows = rows  # the table's current rows
         self._specs = indexes
         self._indexes: dict[str, Index[Key, Row]] | None = None
         self._copy: Stored[Key, Row] | None = None
@@ -180,7 +180,7 @@ class Snapshot(Rows[Key, Row]):
         if self._copy is not None:
             return self._copy.get(key)
         moment = self._moment
-        found = self._rows.get(key)  # before the undoing, which is noted before it is written
+        found = self._rows.get(key)  # read before the undo log, since a write appends to that first
         while moment is not None:
             if key in moment.undo:
                 return moment.undo[key]
@@ -201,7 +201,7 @@ class Snapshot(Rows[Key, Row]):
         undo: dict[Key, tuple[Row, int] | None] = {}
         moment = self._moment
         while moment is not None:
-            undo = {**moment.undo.copy(), **undo}  # the oldest one wins
+            undo = {**moment.undo.copy(), **undo}  # the oldest value applies
             moment = moment.newer
         if undo:
             for key in undo:

@@ -211,7 +211,8 @@ class Table(ReadTable[Key, Row]):
         of a module that is enabled again may return: then the table waits for it again.
         """
         if _returning.get():
-            self._pending = {one for one in self._pending if one.name != name}  # from before it went
+            # drop the one from before the module was disabled
+            self._pending = {one for one in self._pending if one.name != name}
         if self._event is not None and self._event.is_set():
             if not _returning.get():
                 raise RuntimeError(

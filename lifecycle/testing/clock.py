@@ -166,7 +166,7 @@ class VirtualClock:
     def _reach(self, due: float) -> None:
         """Set the time at which the timer is due, to the last bit, as the loop compares floats."""
         if due <= self.now:
-            return  # time never goes back
+            return  # time must not decrease
         self._nanoseconds = max(self._nanoseconds, round(due * 1e9))
         self._late = max(0.0, due - self._nanoseconds / 1e9)
         self._resolve()

@@ -87,7 +87,7 @@ async def fail_each_hook(
         for number, node in enumerate(hooks):
             for failure in filter(only, _failures(node, sequential)):
                 trial = await run(failure, number, sequential=sequential)
-                if not trial.reached:  # it has started by then: it suspends no more often
+                if not trial.reached:  # the start ended before: all suspensions are done
                     break
     if wrong:
         raise AssertionError("\n".join((f"{len(wrong)} of {len(made) or 1} runs were not clean:", *wrong)))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 @overload
 def fake(kind: type[T], /, **given: object) -> T: ...
 @overload
-def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # what a Protocol is to a type checker
+def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # for Protocols, as type checkers see them
 def fake(kind: object, /, **given: object) -> object:
     """A fake of a type with these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
 

@@ -49,7 +49,7 @@ async def no_leaks(patience: float = 0.0) -> AsyncIterator[None]:
         await asyncio.sleep(0)
     if not list(_left(before)):
         return
-    gc.collect()  # garbage in a cycle does not count as a leak
+    gc.collect()  # reference cycles are no leaks
     await asyncio.sleep(0)
     deadline = time.monotonic() + patience
     while (left := list(_left(before))) and time.monotonic() < deadline:  # noqa: ASYNC110  # they wake no one
@@ -89,10 +89,10 @@ def _counts(thread: threading.Thread) -> bool:
 def _descriptors() -> Iterator[tuple[int, str]]:
     try:
         paths = list(_DESCRIPTORS.iterdir())
-    except FileNotFoundError:  # no Linux: nothing to look at
+    except FileNotFoundError:  # not Linux
         return
     for path in paths:
         try:
             yield int(path.name), str(path.readlink())
-        except FileNotFoundError:  # the one this listing was read through
+        except FileNotFoundError:  # the descriptor of this listing
             continue

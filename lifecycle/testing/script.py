@@ -1,4 +1,4 @@
-"""Pages of text as tests: commands over the tables of a hive, and what they are expected to show.
+"""Script tests: pages of text with commands over the tables of a hive, and their expected output.
 
 Example::
 

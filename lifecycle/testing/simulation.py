@@ -165,7 +165,7 @@ class _Loop(asyncio.SelectorEventLoop):
             raise StuckError("\n".join(("nothing can happen any more; what waits:", *self._waiting())))
         due = self._scheduled[0].when()
         self._nanoseconds = max(self._nanoseconds, math.ceil(due * 1e9))
-        while self.time() < due:  # to the last bit, so that a caller does not wait again
+        while self.time() < due:  # exact to the last bit, so that no caller waits again
             self._nanoseconds += 1
 
     def finish(self) -> None:
@@ -314,7 +314,7 @@ def _unheard() -> Iterator[None]:
     sys.unraisablehook = lambda _: None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # some never ran at all
+            warnings.simplefilter("ignore", RuntimeWarning)  # some coroutines never ran
             yield
     finally:
         sys.unraisablehook = hook

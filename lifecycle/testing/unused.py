@@ -51,5 +51,5 @@ def _read(code: CodeType) -> Iterator[str]:
     """Names of local variables that are read, also by nested functions; `del` does not count."""
     yield from code.co_cellvars
     for step in dis.get_instructions(code):
-        if "LOAD_FAST" in step.opname:  # from 3.13 on some load two
+        if "LOAD_FAST" in step.opname:  # from 3.13 on, some instructions load two
             yield from step.argval if isinstance(step.argval, tuple) else (step.argval,)

@@ -87,7 +87,7 @@ async def _cmp(state: State, given: Arguments) -> None:
     if state.updates and other not in {"stdout", "stderr"}:
         state.goldens[other] = is_
         return
-    import difflib  # only mistakes need it
+    import difflib  # imported only for errors
 
     lines = difflib.unified_diff(wanted.splitlines(), is_.splitlines(), other, one, lineterm="")
     raise CommandError(
@@ -184,7 +184,7 @@ async def _rm(state: State, given: Arguments) -> None:
     for name in given.words:
         path = state.path(name)
         if path.is_dir():
-            import shutil  # it imports three decompressors: 2 ms of a start that removes nothing
+            import shutil  # imports three decompressors: 2 ms
 
             shutil.rmtree(path)
         else:

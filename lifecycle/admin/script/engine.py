@@ -112,7 +112,7 @@ class Engine:
         if name in self.commands and _asks_for_help(words):
             name, words = "help", [name]
         command = self.commands.get(name)
-        if command is None:  # a mistake of the script, whatever is expected of the line
+        if command is None:  # an error even if the line expects a failure
             raise CommandError(f"{name}: no such command{suggestion(name, self.commands)}")
         given = command.arguments(words)
         failure: CommandError | None = None
@@ -128,7 +128,7 @@ class Engine:
                 raise
             failure = CommandError(text)
         printed, checks = state.take(), command.name in _LOOK_BACK
-        if not checks:  # what looks at the output of the command before leaves it as it is
+        if not checks:  # commands that check the previous output keep it
             state.stdout, state.stderr = printed, f"{failure}\n" if failure else ""
         if failure is not None and line.wanted == "success":
             raise failure

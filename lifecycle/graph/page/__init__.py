@@ -41,10 +41,10 @@ def page(
     return Template(part("page.html")).substitute(
         title=html.escape(graph.name),
         style=part("look.css") + part("page.css"),
-        # inside a script element only this sequence could end it, or hide what follows
+        # only "<" could end or hide the script element's content
         data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,
-        # no other script runs, whatever the data hold
+        # no other script can run, whatever the data contain
         hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 

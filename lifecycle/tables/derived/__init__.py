@@ -1,1 +1,1 @@
-"""How tables that follow from others key by key work out what changed; ReadTable makes the tables."""
+"""Operations of incremental derived tables: each computes the changed rows. ReadTable creates the tables."""

@@ -1,4 +1,4 @@
-"""What follows from each group of rows: group, aggregate."""
+"""Derived tables with one row per group of source rows: group() and aggregate()."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class GroupRows(Generic[Key, Row, Value, New]):
-    """What a function makes of all rows with a value, by that value."""
+    """Applies a function to all rows of each group."""
 
     __slots__ = ("_by", "_groups", "_into", "_of")
 
@@ -22,11 +22,11 @@ class GroupRows(Generic[Key, Row, Value, New]):
         self._by = by
         self._into = into
         self._groups: dict[Value, dict[Key, Row]] = {}
-        """The rows by value and key, in the order of the source: least recently changed first."""
-        self._of: dict[Key, Value] = {}  # by key of a row its value
+        """Group -> key -> row, in the order of the source: least recently changed first."""
+        self._of: dict[Key, Value] = {}  # key of a row -> its group
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[Value, New]:
-        """What to write; raises TypeError when a group is made into None."""
+        """Compute the changed rows. Raises TypeError if the function returns None."""
         rows, by = source.rows(), self._by
         touched: dict[Value, dict[Key, Row]] = {}
         values: dict[Key, Value] = {}
@@ -58,7 +58,7 @@ class GroupRows(Generic[Key, Row, Value, New]):
 
 
 class AggregateRows(Generic[Key, Row, Value, New]):
-    """The rows with a value added up, by that value."""
+    """Maintains the sum of the rows of each group."""
 
     __slots__ = ("_add", "_added", "_by", "_subtract", "_sums", "_zero")
 
@@ -74,12 +74,12 @@ class AggregateRows(Generic[Key, Row, Value, New]):
         self._add = add
         self._subtract = subtract
         self._sums: dict[Value, tuple[int, New]] = {}
-        """By value how many rows have it, and their sum."""
+        """Group -> number of its rows, and their sum."""
         self._added: dict[Key, tuple[Value, Row]] = {}
-        """By key of a row its value and the row, as they were added."""
+        """Key of a row -> its group, and the row as it was added."""
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[Value, New]:
-        """What to write; raises TypeError when a sum is None."""
+        """Compute the changed sums. Raises TypeError if a sum is None."""
         rows = source.rows()
         sums: dict[Value, tuple[int, New]] = {}
         added: dict[Key, tuple[Value, Row]] = {}

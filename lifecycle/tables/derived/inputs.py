@@ -1,4 +1,4 @@
-"""What a table that follows from others key by key knows of them."""
+"""The inputs of an incremental derived table: sources with the keys changed since the last update."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -7,27 +7,27 @@ from weakref import ref
 from lifecycle.tables.core import TableCore
 from lifecycle.tables.rows import Stored
 
-__all__ = ["ABSENT", "Input", "Plan", "nothing_to_remember"]
+__all__ = ["ABSENT", "Input", "Plan", "no_state"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Plan = tuple[dict[Key, Row | None], Callable[[], None]]
-"""What to write, and how to remember it once it is written."""
+"""Rows to write (None deletes), and a function that updates the operation's state after the write."""
 
 ABSENT: Any = object()
-"""In place of a value that no row has; None is one that rows may have."""
+"""Marks an absent value, since None may be a value."""
 
 
 class Follower(Protocol):
-    """Who follows a source."""
+    """An object that is woken by changes of a source."""
 
     def wake(self) -> None:
-        """The source may have changed."""
+        """Handle a possible change of the source."""
         ...
 
 
 class Input(Generic[Key, Row]):
-    """A source, and what has changed in it since it was last worked through."""
+    """A source table, and the keys that changed since the last update."""
 
     __slots__ = ("__weakref__", "_changed", "_follower", "_source")
 
@@ -35,26 +35,26 @@ class Input(Generic[Key, Row]):
         self._source = source
         self._follower = ref(follower)
         self._changed: dict[Key, None] | None = None
-        """Keys, as the source has them: least recently changed first. None: all of them."""
+        """Changed keys in the order of the source, least recently changed first; None: all keys."""
         source._listen(self)  # noqa: SLF001  # tables are one mechanism
 
     def rows(self) -> Stored[Key, Row]:
-        """The rows by key, up to date."""
+        """Return the current rows by key."""
         return self._source._current()  # noqa: SLF001
 
     @property
     def changed(self) -> dict[Key, None]:
-        """The keys to work through, least recently changed first; up to date once rows() is."""
+        """The changed keys, least recently changed first; current after a call of rows()."""
         if self._changed is None:
             self._changed = dict.fromkeys(self.rows())
         return self._changed
 
-    def worked_through(self) -> None:
-        """All that changed has been."""
+    def clear(self) -> None:
+        """Clear the changed keys, after an update."""
         self._changed = {}
 
     def notify(self, changed: Mapping[Key, Any], revision: int) -> None:
-        """The source has changed."""
+        """Record changed keys and wake the follower."""
         del revision
         if (known := self._changed) is not None:
             for key in changed:
@@ -63,10 +63,10 @@ class Input(Generic[Key, Row]):
         self.wake()
 
     def wake(self) -> None:
-        """The source may have changed."""
+        """Wake the follower."""
         if (follower := self._follower()) is not None:
             follower.wake()
 
 
-def nothing_to_remember() -> None:
-    """Of what keeps nothing besides the rows."""
+def no_state() -> None:
+    """Do nothing: the operation has no state."""

@@ -1,9 +1,9 @@
-"""What follows from rows of two tables by key: joins."""
+"""Derived tables of two source tables, joined by key."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
-from lifecycle.tables.derived.inputs import ABSENT, Input, Plan, nothing_to_remember
+from lifecycle.tables.derived.inputs import ABSENT, Input, Plan, no_state
 from lifecycle.tables.rows import Stored
 
 __all__ = ["JoinRows", "OuterJoinRows"]
@@ -13,7 +13,7 @@ New = TypeVar("New")
 
 
 class JoinRows(Generic[Key, New]):
-    """Each row of one table with its counterpart in the other."""
+    """Joins each row of the left table to its counterpart in the right one."""
 
     __slots__ = ("_inner", "_into", "_on", "_other", "_users")
 
@@ -24,12 +24,12 @@ class JoinRows(Generic[Key, New]):
         self._on = on
         self._inner = inner
         self._other: dict[Key, Hashable] = {}
-        """By key on the left the key of its counterpart, whether there is one or not. Unused without `on`."""
+        """Key of a left row -> key of its counterpart, which may be absent. Unused without `on`."""
         self._users: dict[Hashable, dict[Key, None]] = {}
-        """The same the other way round."""
+        """Key of a right row -> keys of the left rows joined to it."""
 
     def plan(self, table: str, left: Input[Key, Any], right: Input[Any, Any]) -> Plan[Key, New]:
-        """What to write; raises TypeError when two rows are joined into None."""
+        """Compute the changed rows. Raises TypeError if a joined row is None."""
         ours, theirs, changed = left.rows(), right.rows(), left.changed
         others = self._others(changed, ours)
         writes: dict[Key, New | None] = {}
@@ -54,7 +54,9 @@ class JoinRows(Generic[Key, New]):
         return writes, remember
 
     def _others(self, changed: Iterable[Key], left: Stored[Key, Any]) -> dict[Key, Hashable]:
-        """By changed key on the left the row on the right, ABSENT for a deleted key; empty without `on`."""
+        """Return the counterpart's key for each changed left key, ABSENT for a deleted row; empty without
+        `on`.
+        """
         if self._on is None:
             return {}
         found = ((key, left.get(key)) for key in changed)
@@ -72,7 +74,7 @@ class JoinRows(Generic[Key, New]):
 
 
 class OuterJoinRows(Generic[Key, New]):
-    """The rows of two tables that have the same key."""
+    """Joins the rows of both tables with the same key."""
 
     __slots__ = ("_into",)
 
@@ -80,7 +82,7 @@ class OuterJoinRows(Generic[Key, New]):
         self._into = into
 
     def plan(self, table: str, left: Input[Key, Any], right: Input[Key, Any]) -> Plan[Key, New]:
-        """What to write; raises TypeError when two rows are joined into None."""
+        """Compute the changed rows. Raises TypeError if a joined row is None."""
         ours, theirs = left.rows(), right.rows()
         writes: dict[Key, New | None] = {}
         for key in {**left.changed, **right.changed}:
@@ -90,7 +92,7 @@ class OuterJoinRows(Generic[Key, New]):
             else:
                 new = self._into(one[0] if one is not None else None, other[0] if other is not None else None)
                 writes[key] = _not_none(table, key, new)
-        return writes, nothing_to_remember
+        return writes, no_state
 
 
 def _not_none(table: str, key: Hashable, new: New) -> New:

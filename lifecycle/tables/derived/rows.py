@@ -1,9 +1,9 @@
-"""What follows from each row of a table alone: map, filter, flat_map."""
+"""Derived tables of single source rows: map(), filter() and flat_map()."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from lifecycle.tables.derived.inputs import Input, Plan, nothing_to_remember
+from lifecycle.tables.derived.inputs import Input, Plan, no_state
 
 __all__ = ["FilterRows", "FlatMapRows", "MapRows"]
 
@@ -14,7 +14,7 @@ New = TypeVar("New")
 
 
 class MapRows(Generic[Key, Row, New]):
-    """The result of a function for every row."""
+    """Applies a function to each row."""
 
     __slots__ = ("_fn",)
 
@@ -22,21 +22,21 @@ class MapRows(Generic[Key, Row, New]):
         self._fn = fn
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[Key, New]:
-        """What to write; raises TypeError when the function gives None."""
+        """Compute the changed rows. Raises TypeError if the function returns None."""
         rows, fn = source.rows(), self._fn
         writes: dict[Key, New | None] = {}
         for key in source.changed:
             if (found := rows.get(key)) is None:
                 writes[key] = None
             elif (new := fn(found[0])) is None:
-                raise TypeError(f"table {table}: {key!r} is mapped to None; filter() what has no result")
+                raise TypeError(f"table {table}: {key!r} is mapped to None; filter() such rows first")
             else:
                 writes[key] = new
-        return writes, nothing_to_remember
+        return writes, no_state
 
 
 class FilterRows(Generic[Key, Row]):
-    """The rows of which a predicate is true."""
+    """Selects the rows that satisfy a predicate."""
 
     __slots__ = ("_predicate",)
 
@@ -44,56 +44,56 @@ class FilterRows(Generic[Key, Row]):
         self._predicate = predicate
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[Key, Row]:
-        """What to write."""
+        """Compute the changed rows."""
         del table
         rows, predicate = source.rows(), self._predicate
         writes: dict[Key, Row | None] = {}
         for key in source.changed:
             found = rows.get(key)
             writes[key] = found[0] if found is not None and predicate(found[0]) else None
-        return writes, nothing_to_remember
+        return writes, no_state
 
 
 class FlatMapRows(Generic[Key, Row, NewKey, New]):
-    """All that a function gives for the rows."""
+    """Applies a function with any number of results to each row."""
 
-    __slots__ = ("_fn", "_given", "_giver", "_key")
+    __slots__ = ("_fn", "_key", "_results_of", "_source_of")
 
     def __init__(self, fn: Callable[[Row], Iterable[New]], key: Callable[[New], NewKey]) -> None:
         self._fn = fn
         self._key = key
-        self._given: dict[Key, tuple[NewKey, ...]] = {}
-        """By key of a row those of its results."""
-        self._giver: dict[NewKey, Key] = {}
-        """By key of a result that of its row."""
+        self._results_of: dict[Key, tuple[NewKey, ...]] = {}
+        """Key of a row -> keys of its results."""
+        self._source_of: dict[NewKey, Key] = {}
+        """Key of a result -> key of its row."""
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[NewKey, New]:
-        """What to write; raises ValueError when two results have one key."""
+        """Compute the changed results. Raises ValueError if two results have one key."""
         rows, changed = source.rows(), source.changed
         writes: dict[NewKey, New | None] = dict.fromkeys(
-            result for key in changed for result in self._given.get(key, ())
+            result for key in changed for result in self._results_of.get(key, ())
         )
-        given: dict[Key, tuple[NewKey, ...]] = {}
-        giver: dict[NewKey, Key] = {}
+        results_of: dict[Key, tuple[NewKey, ...]] = {}
+        sources: dict[NewKey, Key] = {}
         for key in changed:
             found = rows.get(key)
             results = {} if found is None else self._results(table, key, found[0])
             for result in results:
-                if result in giver:
-                    raise _same_key(table, result, giver[result], key)
-                if (other := self._giver.get(result, key)) not in changed:
+                if result in sources:
+                    raise _same_key(table, result, sources[result], key)
+                if (other := self._source_of.get(result, key)) not in changed:
                     raise _same_key(table, result, other, key)
-                giver[result] = key
-            given[key] = tuple(results)
+                sources[result] = key
+            results_of[key] = tuple(results)
             writes |= results
 
         def remember() -> None:
-            for key, results in given.items():
-                for result in self._given.pop(key, ()):
-                    del self._giver[result]
+            for key, results in results_of.items():
+                for result in self._results_of.pop(key, ()):
+                    del self._source_of[result]
                 if results:
-                    self._given[key] = results
-            self._giver.update(giver)
+                    self._results_of[key] = results
+            self._source_of.update(sources)
 
         return writes, remember
 
@@ -101,7 +101,7 @@ class FlatMapRows(Generic[Key, Row, NewKey, New]):
         results: dict[NewKey, New] = {}
         for new in self._fn(row):
             if new is None:
-                raise TypeError(f"table {table}: {key!r} gives None; leave out what is not a result")
+                raise TypeError(f"table {table}: {key!r} yields None; omit missing results")
             if (result := self._key(new)) in results:
                 raise _same_key(table, result, key, key)
             results[result] = new
@@ -109,8 +109,8 @@ class FlatMapRows(Generic[Key, Row, NewKey, New]):
 
 
 def _same_key(table: str, result: Hashable, one: Hashable, other: Hashable) -> ValueError:
-    givers = f"{one!r} and {other!r}" if one != other else f"{one!r} twice"
+    sources = f"{one!r} and {other!r}" if one != other else f"{one!r} twice"
     return ValueError(
-        f"table {table}: {result!r} is the key of what follows from {givers}; "
+        f"table {table}: {result!r} is the key of results of {sources}; "
         "make the key distinguish them, or group() the results"
     )

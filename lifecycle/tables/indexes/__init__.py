@@ -1,4 +1,4 @@
-"""Finding rows by something other than their key: equal, in a range, by prefix, by the longest IP prefix."""
+"""Indexes of tables: by equality, range, prefix and longest IP prefix."""
 
 from lifecycle.tables.indexes.hashed import Index, Plan, RowSource, Values
 from lifecycle.tables.indexes.kinds import LPM, IndexSpec, Sorted, index_of

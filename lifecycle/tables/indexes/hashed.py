@@ -1,6 +1,6 @@
-"""Finding rows of a table by something other than their key.
+"""A hash index: finds rows of a table by the values of a function.
 
-A write is planned first, which may raise and leaves no trace, and then applied, which may not raise.
+A write is first planned, which may raise and has no effect, and then applied, which cannot raise.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -21,20 +21,20 @@ _ONE = "one value, of which every part would be a value; give it in a tuple"
 
 
 class RowSource(Protocol[Key, Row]):
-    """The table, or the snapshot of one, that has the rows."""
+    """The table, or a snapshot of it, with the rows."""
 
     name: str
 
     def _current(self) -> Stored[Key, Row]:
-        """The rows by key, up to date."""
+        """Return the current rows by key."""
         ...
 
 
 class Index(Generic[Key, Row]):
-    """The rows by each of the values that a function gives for a row: none, one or many."""
+    """A hash index: each row has any number of values."""
 
     single: ClassVar[tuple[type, ...]] = (str, bytes)
-    """What can be iterated over, and is one value all the same."""
+    """Iterable types that are single values."""
 
     def __init__(self, source: RowSource[Key, Row], name: str, values: Values[Row]) -> None:
         self._described = f"table {source.name}: index {name!r}"
@@ -51,22 +51,22 @@ class Index(Generic[Key, Row]):
         self._of: Plan[Key] = {}  # key -> its values
 
     def get(self, value: Hashable) -> list[Row]:
-        """Every row with this value, in no particular order."""
+        """Return all rows with this value, in no particular order."""
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         return [rows[key][0] for key in self._keys.get(value, ())]
 
     def rows(self, keys: Iterable[Key]) -> list[Row]:
-        """The rows with these keys, which are all there."""
+        """Return the rows with these keys, which must exist."""
         rows = self._source._current()  # noqa: SLF001
         return [rows[key][0] for key in keys]
 
     def keys(self, value: Hashable) -> list[Key]:
-        """The keys of every row with this value, in no particular order."""
+        """Return the keys of all rows with this value, in no particular order."""
         self._source._current()  # noqa: SLF001
         return list(self._keys.get(value, ()))
 
     def one(self, value: Hashable) -> Row | None:
-        """The row with this value. Raises LookupError when there are several."""
+        """Return the row with this value, or None. Raises LookupError if there are several."""
         found = self.get(value)
         if len(found) > 1:
             raise LookupError(
@@ -75,7 +75,7 @@ class Index(Generic[Key, Row]):
         return found[0] if found else None
 
     def values(self) -> list[Hashable]:
-        """Every value that some row has."""
+        """Return all values of rows."""
         self._source._current()  # noqa: SLF001
         return list(self._keys)
 
@@ -84,7 +84,7 @@ class Index(Generic[Key, Row]):
         return value in self._keys
 
     def plan(self, rows: Mapping[Key, Row | None]) -> Plan[Key]:
-        """The values of rows to be written. Raises what the function raises, and is then as it was."""
+        """Compute the values of the rows to write. Raises the function's errors; the index is unchanged."""
         return {key: frozenset() if row is None else self._values_of(row) for key, row in rows.items()}
 
     def _values_of(self, row: Row) -> frozenset[Hashable]:
@@ -101,10 +101,10 @@ class Index(Generic[Key, Row]):
         return frozenset(values)
 
     def cancel(self) -> None:
-        """Forget the plan: it is not applied."""
+        """Discard the plan."""
 
     def apply(self, plan: Plan[Key]) -> None:
-        """Write what was planned."""
+        """Apply the plan."""
         for key, values in plan.items():
             before = self._of.get(key)
             if before == values:

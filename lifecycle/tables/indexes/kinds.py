@@ -1,4 +1,4 @@
-"""How a table declares its indexes."""
+"""Declarations of indexes."""
 
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 
 class Sorted(Generic[Row]):
-    """An index in the order of its values, for ranges and prefixes: ``Sorted(lambda pod: [pod.name])``."""
+    """An index ordered by its values, for ranges and prefixes: ``Sorted(lambda pod: [pod.name])``."""
 
     __slots__ = ("values",)
 
@@ -24,9 +24,9 @@ class Sorted(Generic[Row]):
 
 
 class LPM(Generic[Row]):
-    """An index by IP prefix, for the longest prefix match: ``LPM(lambda node: node.pod_cidrs)``.
+    """An index by IP prefix, for longest prefix matches: ``LPM(lambda node: node.pod_cidrs)``.
 
-    The function gives networks and addresses of the module ipaddress.
+    The function returns networks and addresses of the module ipaddress.
     """
 
     __slots__ = ("prefixes",)
@@ -36,13 +36,13 @@ class LPM(Generic[Row]):
 
 
 IndexSpec = Values[Row] | Sorted[Row] | LPM[Row]
-"""A function from a row to the values it is found by, or what makes more of it."""
+"""A function from a row to its values for a hash index, or the declaration of another kind."""
 
 
 def index_of(source: RowSource[Key, Row], name: str, spec: IndexSpec[Row]) -> Index[Key, Row]:
-    """The index that was asked for, empty."""
+    """Create the declared index, empty."""
     if isinstance(spec, Sorted):
-        from lifecycle.tables.indexes.ordered import SortedIndex  # tables without one do not load it
+        from lifecycle.tables.indexes.ordered import SortedIndex  # imported only by tables with such an index
 
         return SortedIndex(source, name, spec.values)
     if isinstance(spec, LPM):

@@ -1,4 +1,4 @@
-"""An index as a value: what it finds rows by, and the rows, have types."""
+"""A typed handle of an index."""
 
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar, cast
@@ -13,7 +13,7 @@ Row = TypeVar("Row")
 
 
 class Lookup(Generic[Value, Key, Row]):
-    """The rows of a table by each of the values that a function gives for a row, always up to date."""
+    """Finds rows of a table by the values of an index, which is always up to date."""
 
     __slots__ = ("_index",)
 
@@ -21,24 +21,24 @@ class Lookup(Generic[Value, Key, Row]):
         self._index = index
 
     def get(self, value: Value) -> list[Row]:
-        """Every row with this value, in no particular order."""
+        """Return all rows with this value, in no particular order."""
         return self._index.get(value)
 
     def any(self, values: Iterable[Value]) -> list[Row]:
-        """Every row with one of these values, each row once."""
+        """Return all rows with one of these values, each row once."""
         found = {key: None for value in values for key in self._index.keys(value)}
         return self._index.rows(found)
 
     def one(self, value: Value) -> Row | None:
-        """The row with this value. Raises LookupError when there are several."""
+        """Return the row with this value, or None. Raises LookupError if there are several."""
         return self._index.one(value)
 
     def keys(self, value: Value) -> list[Key]:
-        """The keys of every row with this value, in no particular order."""
+        """Return the keys of all rows with this value, in no particular order."""
         return self._index.keys(value)
 
     def values(self) -> list[Value]:
-        """Every value that some row has."""
+        """Return all values of rows."""
         return cast("list[Value]", self._index.values())
 
     def __contains__(self, value: Value) -> bool:

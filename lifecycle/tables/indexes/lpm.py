@@ -1,7 +1,7 @@
-"""Rows by IP prefix: the longest that holds an address, all around it, all within it.
+"""An index by IP prefix: longest match, covering prefixes, prefixes within another.
 
-Like a routing table in user space: a lookup tries the prefix lengths that exist, the longest first, each by
-hash. A prefix is stored as (IP version, network address, length), so those within it sort right behind it.
+A lookup tries the existing prefix lengths by hash, the longest first. A prefix is stored as (IP version,
+network address, length), so that prefixes within it follow it in sorted order.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -34,7 +34,7 @@ BITS = {4: 32, 6: 128}
 
 
 class LPMIndex(OrderedKeys[Key, Row]):
-    """The rows by the IP prefixes that a function gives for a row; an address is the longest prefix."""
+    """Finds rows by the IP prefixes of a function; an address is a prefix of full length."""
 
     single = (str, bytes, IPv4Network, IPv6Network, IPv4Address, IPv6Address)
 
@@ -42,12 +42,12 @@ class LPMIndex(OrderedKeys[Key, Row]):
         super().__init__(source, name, prefixes)
         self._counts: dict[int, dict[int, int]] = {4: {}, 6: {}}  # version -> length -> prefixes
         self._lengths: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
-        """By version the lengths there are, the longest first, each with its mask."""
+        """IP version -> existing prefix lengths with their masks, the longest first."""
 
     def longest(self, address: Address | str) -> Row | None:
-        """The row with the longest prefix that holds the address.
+        """Return the row with the longest prefix that contains the address, or None.
 
-        Raises LookupError when several rows have that prefix, ValueError for a text that is not an address.
+        Raises LookupError if several rows have that prefix, ValueError for an invalid address.
         """
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         version, number, _ = self._value(ip_address(address) if isinstance(address, str) else address)
@@ -62,14 +62,14 @@ class LPMIndex(OrderedKeys[Key, Row]):
         return None
 
     def covering(self, prefix: Address | Network | str) -> list[Row]:
-        """Every row with a prefix that holds all of this address or prefix, the longest first."""
+        """Return all rows with a prefix that contains this address or prefix, the longest first."""
         self._source._current()  # noqa: SLF001
         version, number, length = self._value(_parsed(prefix))
         around = ((version, number & mask, one) for one, mask in self._lengths[version] if one <= length)
         return self._rows_with(value for value in around if value in self._keys)
 
     def within(self, prefix: Address | Network | str) -> list[Row]:
-        """Every row with a prefix that lies in this one or equals it, by address."""
+        """Return all rows with a prefix that is within this one or equals it, by address."""
         self._source._current()  # noqa: SLF001
         version, number, length = self._value(_parsed(prefix))
         end = (version, number + (1 << BITS[version] - length))
@@ -78,15 +78,15 @@ class LPMIndex(OrderedKeys[Key, Row]):
         )
 
     def get(self, value: Hashable) -> list[Row]:
-        """Every row with exactly this prefix: an address or a network."""
+        """Return all rows with exactly this prefix."""
         return super().get(self._value(value))
 
     def keys(self, value: Hashable) -> list[Key]:
-        """The keys of every row with exactly this prefix: an address or a network."""
+        """Return the keys of all rows with exactly this prefix."""
         return super().keys(self._value(value))
 
     def values(self) -> list[Hashable]:
-        """Every prefix that some row has, IPv4 first, by address."""
+        """Return all prefixes of rows, IPv4 first, by address."""
         self._source._current()  # noqa: SLF001
         return [_network(value) for value in self._order]
 

@@ -1,4 +1,4 @@
-"""Rows in the order of a value: ranges and prefixes."""
+"""An index in the order of its values, for ranges, prefixes and pages."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice, takewhile
@@ -15,24 +15,25 @@ Prefix = str | bytes | tuple[Any, ...]
 
 
 class Page(NamedTuple, Generic[Row]):
-    """Some rows, in order."""
+    """A page of rows, in order."""
 
     rows: list[Row]
     after: Any
-    """For the next page; None when this is the last one."""
+    """The argument for the next page; None on the last one."""
 
 
 class OrderedKeys(Index[Key, Row]):
-    """An index that also keeps its values in order."""
+    """A hash index with its values in order."""
 
     def __init__(self, source: RowSource[Key, Row], name: str, values: Values[Row]) -> None:
         super().__init__(source, name, values)
         self._order = SortedValues()
         self._reserved: list[Hashable] = []
-        """The values in order, for a plan not applied yet: TypeError here if they cannot be compared."""
+        """The values in order with those of a pending plan, so that plan() raises if they cannot be compared.
+        """
 
     def plan(self, rows: Mapping[Key, Row | None]) -> Plan[Key]:
-        """The values of rows to be written. Raises TypeError when two of them cannot be compared."""
+        """Compute the values of the rows to write. Raises TypeError if two of them cannot be compared."""
         plan = super().plan(rows)
         new: set[Hashable] = set()
         new = new.union(*plan.values()).difference(self._keys)
@@ -49,13 +50,13 @@ class OrderedKeys(Index[Key, Row]):
         return plan
 
     def cancel(self) -> None:
-        """Forget the plan: it is not applied."""
+        """Discard the plan."""
         for value in self._reserved:
             self._order.remove(value)
         self._reserved.clear()
 
     def apply(self, plan: Plan[Key]) -> None:
-        """Write what was planned."""
+        """Apply the plan."""
         before = {value for key in plan for value in self._of.get(key, ())}
         super().apply(plan)
         went = before.difference(self._keys)
@@ -65,38 +66,41 @@ class OrderedKeys(Index[Key, Row]):
         self._note(came, went)
 
     def _note(self, came: Iterable[Any], went: Iterable[Any]) -> None:
-        """Add the first, remove the others."""
+        """Add the first values, remove the others."""
 
     def _rows_with(self, values: Iterator[Any]) -> list[Row]:
-        """The rows with these values in their order, each once."""
+        """Return the rows with these values in their order, each once."""
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         keys = {key: None for value in values for key in self._keys[value]}
         return [rows[key][0] for key in keys]
 
 
 class SortedIndex(OrderedKeys[Key, Row]):
-    """The rows in the order of their values."""
+    """An index ordered by its values."""
 
     def range(self, low: Any = None, high: Any = None) -> list[Row]:
-        """Every row with a value from `low` to below `high`, by value; None means unbounded.
+        """Return all rows with a value from `low` to below `high`, by value; None is unbounded.
 
-        A row with several such values comes once, where its least one stands.
+        A row with several such values occurs once, at its least value.
         """
         self._source._current()  # noqa: SLF001
         found = iter(self._order) if low is None else self._order.starting_at(low)
         return self._rows_with(found if high is None else takewhile(lambda value: value < high, found))
 
     def prefix(self, prefix: Prefix) -> list[Row]:
-        """Every row with a value that begins so, by value. Values are str, bytes or tuples."""
+        """Return all rows with a value that starts with this one, by value.
+
+        Values are str, bytes or tuples.
+        """
         self._source._current()  # noqa: SLF001
         found, length = self._order.starting_at(prefix), len(prefix)
         return self._rows_with(takewhile(lambda value: value[:length] == prefix, found))
 
     def page(self, size: int, after: Any = None) -> "Page[Row]":
-        """The next rows by value: those of the first `size` values above `after`, or from the beginning.
+        """Return a page: the rows of the first `size` values above `after`, or from the start.
 
-        Give `after` of one page to get the next: rows that come and go meanwhile move nothing. Rows of one
-        value stay together. Raises ValueError for a size below 1.
+        Pass `after` of a page to get the next one: rows that are added or deleted meanwhile do not shift it.
+        Rows with one value are on one page. Raises ValueError for a size below 1.
         """
         if size < 1:
             raise ValueError(f"{self._described}: a page of {size}: expected 1 or more")
@@ -106,6 +110,6 @@ class SortedIndex(OrderedKeys[Key, Row]):
         return Page(self._rows_with(iter(values[:size])), values[size - 1] if len(values) > size else None)
 
     def values(self) -> list[Hashable]:
-        """Every value that some row has, in order."""
+        """Return all values of rows, in order."""
         self._source._current()  # noqa: SLF001
         return list(self._order)

@@ -1,6 +1,6 @@
-"""Distinct values in their order.
+"""Distinct values in sorted order.
 
-A list of short lists: adding or removing one among 100,000 moves some hundred, not all.
+A list of short lists: adding or removing one among 100,000 values moves some hundred, not all.
 """
 
 from bisect import bisect_left, insort
@@ -10,20 +10,20 @@ from typing import Any
 __all__ = ["SortedValues"]
 
 LONGEST = 1024
-"""Of a short list; a longer one is split."""
+"""Maximum length of a short list; a longer one is split."""
 
 
 class SortedValues:
-    """Adding, removing and finding a place take a microsecond or two."""
+    """A sorted set; adding, removing and searching take one or two microseconds."""
 
     __slots__ = ("_lasts", "_lists")
 
     def __init__(self) -> None:
-        self._lists: list[list[Any]] = []  # none is empty
-        self._lasts: list[Any] = []  # the greatest of each
+        self._lists: list[list[Any]] = []  # lists are not empty
+        self._lasts: list[Any] = []  # the maximum of each list
 
     def add(self, value: Any) -> None:
-        """Put a new value in its place. Raises TypeError when it cannot be compared with those there."""
+        """Insert a new value. Raises TypeError if it cannot be compared with the others."""
         lists, lasts = self._lists, self._lasts
         if not lists:
             lists.append([value])
@@ -40,7 +40,7 @@ class SortedValues:
             lasts[at : at + 1] = [found[-1], lasts[at]]
 
     def remove(self, value: Any) -> None:
-        """Take out a value that is there."""
+        """Remove an existing value."""
         at = bisect_left(self._lasts, value)
         found = self._lists[at]
         del found[bisect_left(found, value)]
@@ -50,7 +50,7 @@ class SortedValues:
             del self._lists[at], self._lasts[at]
 
     def starting_at(self, value: Any) -> Iterator[Any]:
-        """The values from this one on, whether it is there or not."""
+        """Yield the values from this one on, which need not exist."""
         at = bisect_left(self._lasts, value)
         if at < len(self._lists):
             found = self._lists[at]
