@@ -252,8 +252,12 @@ def _ports(message: FlowFilter) -> list[Predicate]:
 
 def _port_numbers(side: str, texts: Sequence[str]) -> list[int]:
     for text in texts:
-        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) > 0xFFFF:
-            raise InvalidFilter(f'invalid {side} port filter: invalid port "{text}"')
+        reason = "" if re.fullmatch(r"\d+", text, re.ASCII) else "invalid syntax"
+        if not reason and int(text) > 0xFFFF:
+            reason = "value out of range"
+        if reason:
+            fault = f'strconv.ParseUint: parsing "{text}": {reason}'
+            raise InvalidFilter(f'invalid {side} port filter: invalid port "{text}": {fault}')
     return [int(text) for text in texts]
 
 

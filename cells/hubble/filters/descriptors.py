@@ -9,6 +9,7 @@ Source: google/protobuf/descriptor.proto; Cilium 1.17, api/v1 and pkg/hubble/fil
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -263,9 +264,11 @@ def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
         try:
             expression = environment.compile(text)
         except Exception as error:  # noqa: BLE001 - the library raises its own kinds and RuntimeError
-            raise InvalidFilter(f"error compiling CEL expression: {error}") from None
-        if expression.return_type() != types.BOOL:
-            kind = expression.return_type().name()
+            reason = str(error).removeprefix("INVALID_ARGUMENT: ").removesuffix(" [INVALID_ARGUMENT]")
+            reason = re.sub(r"(undefined field '[^']*') not found in struct '[^']*'", r"\1", reason)
+            raise InvalidFilter(f"error compiling CEL expression: {reason}") from None
+        kind = _WRAPPERS.get(text.strip(), "") or _kind_name(expression.return_type().name())
+        if kind != _kind_name(types.BOOL.name()):
             raise InvalidFilter(f'error compiling CEL expression: got "{kind}", wanted "bool" result type')
         expressions.append(expression)
 
@@ -274,6 +277,15 @@ def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
         return any(_holds(expression, flow) for expression in expressions)
 
     return matches
+
+
+def _kind_name(name: str) -> str:
+    """The name of a type as in Go's library: only messages have capitals."""
+    return name.lower() if name.isupper() else name
+
+
+_WRAPPERS: Final = {"_flow.is_reply": "wrapper(bool)"}
+"""Fields that may be absent: the library takes such a field for a bool, Cilium's does not."""
 
 
 def _holds(expression: Any, flow: object) -> bool:

@@ -25,6 +25,18 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _SYMBOLS: Final = frozenset(("==", "!=", "=", "!", "<", ">", "(", ")", ",", ""))
 
 
+_KEY_FAULT: Final = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an"
+    " alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is"
+    " '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+_VALUE_FAULT: Final = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must"
+    " start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used"
+    " for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
+
+
 class LabelSelectorError(ValueError):
     """The text is not a selector."""
 
@@ -78,7 +90,7 @@ class _Parser:
             return lambda labels: (key in labels) != negated
         operator = self._next()
         if operator in {"in", "notin"}:
-            values = self._set()
+            values = self._set(key)
             return lambda labels: (labels.get(key) in values) == (operator == "in")
         if operator not in {"=", "==", "!=", "<", ">"}:
             raise LabelSelectorError(
@@ -87,10 +99,10 @@ class _Parser:
         value = "" if self._peek() in {"", ","} else self._next()
         if operator in {"<", ">"}:
             return _comparison(key, operator, value)
-        _check_value(value)
+        _check_value(key, value)
         return lambda labels: (labels.get(key) == value) != (operator == "!=")
 
-    def _set(self) -> frozenset[str]:
+    def _set(self, key: str) -> frozenset[str]:
         if (symbol := self._next()) != "(":
             raise LabelSelectorError(f"unable to parse requirement: found '{symbol}', expected: '('")
         values, value = set(), ""
@@ -104,22 +116,25 @@ class _Parser:
                 )
             else:
                 value = symbol
-                _check_value(value)
+                _check_value(key, value, len(values))
         return frozenset((*values, value))
 
 
 def _full_key(token: str) -> str:
     source, colon, name = token.partition(":")
     if not colon:
-        source, name = ANY, token
-    if token in _SYMBOLS or not _KEY.fullmatch(f"{source}.{name}") or not name:
-        raise LabelSelectorError(f"unable to parse requirement: invalid label key {token!r}")
+        source, name = ANY, "" if token in _SYMBOLS else token
+    key = f"{source}.{name}"
+    if not name or not _KEY.fullmatch(key):
+        raise LabelSelectorError(f'unable to parse requirement: <nil>: Invalid value: "{key}": {_KEY_FAULT}')
     return f"{source}:{name}"
 
 
-def _check_value(value: str) -> None:
+def _check_value(key: str, value: str, place: int = 0) -> None:
     if not _VALUE.fullmatch(value):
-        raise LabelSelectorError(f"unable to parse requirement: invalid label value {value!r}")
+        where = f"values[{place}][{key.replace(':', '.', 1)}]"
+        fault = f'{where}: Invalid value: "{value}": {_VALUE_FAULT}'
+        raise LabelSelectorError(f"unable to parse requirement: {fault}")
 
 
 def _comparison(key: str, operator: str, text: str) -> Requirement:
