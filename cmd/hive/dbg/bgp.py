@@ -77,10 +77,10 @@ def _asked(operation: str, failure: str, query: dict[str, str] | None = None) ->
         raise click.ClickException(f"{failure}: {error}\n") from error
 
 
-def _print(models: list[Any], form: str) -> None:
+def _print(models: list[Any], form: str, kind: str) -> None:
     """Print in the form of ``-o``. Raises click.ClickException."""
     try:
-        text = printed(models, form)
+        text = printed(models, form, f"[cells.api.models.node:{kind}]")
     except click.ClickException as error:
         raise click.ClickException(f"error getting output in JSON: {error.message}\n") from error
     click.echo(text)
@@ -101,7 +101,7 @@ def peers(ignored: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        _print([model(one, _PEERS) for one in found], output)
+        _print([model(one, _PEERS) for one in found], output, "BgpPeer")
         return
     lines = ["Local AS\tPeer AS\tPeer Address\tSession\tUptime\tFamily\tReceived\tAdvertised\n"]
     for one in sorted(found, key=_peer_order):
@@ -135,7 +135,7 @@ def routes(words: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        _print([model(one, _ROUTES) for one in found], output)
+        _print([model(one, _ROUTES) for one in found], output, "BgpRoute")
         return
     advertised = query["table_type"] == "adj-rib-out"
     peer = advertised and "neighbor" not in query
@@ -348,7 +348,7 @@ def route_policies(words: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        _print([model(one, _POLICIES) for one in found], output)
+        _print([model(one, _POLICIES) for one in found], output, "BgpRoutePolicy")
         return
     lines = [
         "VRouter\tPolicy Name\tType\tMatch Peers\tMatch Prefixes (Min..Max Len)\tRIB Action\tPath Actions\n"

@@ -65,7 +65,7 @@ def list_endpoints(no_headers: bool, output: str) -> None:
     endpoints = ask_or_fail("cannot get endpoint list", "GET /endpoint")
     endpoints.sort(key=lambda one: one.get("id", 0))
     if output:
-        click.echo(printed(model(endpoints, ENDPOINT), output))
+        click.echo(printed(model(endpoints, ENDPOINT), output, "[cells.api.models:EndpointModel]"))
     else:
         click.echo(endpoint_table(endpoints, headers=not no_headers), nl=False)
 
@@ -116,7 +116,10 @@ def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
         what = endpoint or f"endpoints for given list of labels {chosen}"
         raise click.ClickException(f"Cannot get endpoint {what}: {error}\n") from error
     value = model(found, ENDPOINT)
-    click.echo(printed(value, output) if output else printed(_expanded(value), "json"))
+    if output:
+        click.echo(printed(value, output, "[cells.api.models:EndpointModel]"))
+    else:
+        click.echo(printed(_expanded(value), "json"))
 
 
 def _expanded(value: Any) -> Any:
@@ -143,7 +146,7 @@ def health(endpoint: str, output: str) -> None:
     endpoint_id(endpoint)
     found = ask_or_fail(f"Cannot get endpoint healthz {endpoint}", "GET /endpoint/{id}/healthz", id=endpoint)
     if output:
-        click.echo(printed(model(found), output))
+        click.echo(printed(model(found), output, "cells.api.models:EndpointHealth"))
         return
     rows = [
         ("Overall Health:", found.get("overallHealth", "")),
@@ -162,7 +165,7 @@ def log(endpoint: str, output: str) -> None:
     endpoint_id(endpoint)
     found = ask_or_fail(f"Cannot get endpoint log {endpoint}", "GET /endpoint/{id}/log", id=endpoint)
     if output:
-        click.echo(printed(model(found), output))
+        click.echo(printed(model(found), output, "[cells.api.models:EndpointStatusChange]"))
         return
     keys = ("timestamp", "code", "state", "message")
     rows = [[one.get(key, "") for key in keys] for one in found]

@@ -110,12 +110,15 @@ output_option = click.option(
 )
 
 
-def printed(value: Any, form: str) -> str:
-    """A model in the form that ``-o`` asks for. Raises click.ClickException for a wrong JSONPath or form."""
-    if form == "yaml":
-        import yaml  # 25 ms that other forms do not need
+def printed(value: Any, form: str, kind: str = "") -> str:
+    """A model in the form that ``-o`` asks for, ``kind`` for YAML: see yaml_text().
 
-        return str(yaml.safe_dump(value, allow_unicode=True)).rstrip("\n")
+    Raises click.ClickException for a wrong JSONPath or form.
+    """
+    if form == "yaml":
+        from hive.go_yaml import yaml_text  # other forms do not need it
+
+        return yaml_text(value, kind)
     if form.startswith("jsonpath="):
         return "".join(_rendered(_pieces(form.removeprefix("jsonpath=")), value))
     if form != "json":
@@ -193,7 +196,7 @@ def _literal(text: str, _: Any) -> Iterator[str]:
 
 
 def _found(path: Any, value: Any) -> Iterator[str]:
-    yield " ".join(one if isinstance(one, str) else json.dumps(one) for one in path.findall(value))
+    yield " ".join(one if isinstance(one, str) else json_line(one) for one in path.findall(value))
 
 
 def _each(path: Any, inner: Sequence[_Piece], value: Any) -> Iterator[str]:

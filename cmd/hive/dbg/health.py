@@ -117,7 +117,7 @@ def status_command(socket: Path, probe: bool, succinct: bool, verbose: bool, out
     method, path = ("PUT", "/status/probe") if probe else ("GET", "/status")
     found = _ask(socket, method, path, f"Cannot get {path.removeprefix('/')}")
     if output:
-        return _print(model(found, CONNECTIVITY), output)
+        return _print(model(found, CONNECTIVITY), output, "cells.api.health:HealthStatusResponse")
     click.echo(aligned("".join(connectivity_text(found, verbose=verbose)), least=2), nl=False)
     return 0
 
@@ -129,7 +129,7 @@ def get_command(socket: Path, output: str) -> int:
     """Display local cilium agent status"""
     found = _ask(socket, "GET", "/healthz", "Cannot get health for local instance")
     if output:
-        return _print(model(found, {"cilium": STATUS}), output)
+        return _print(model(found, {"cilium": STATUS}), output, "cells.api.health:HealthResponse")
     load = found.get("system-load") or {}
     loads = " ".join(load.get(key, "") for key in ("last1min", "last5min", "last15min"))
     head = f"Daemon uptime:\t{found.get('uptime', '')}\nNode load:\t{loads}\n"
@@ -137,10 +137,10 @@ def get_command(socket: Path, output: str) -> int:
     return 0
 
 
-def _print(value: Any, form: str) -> int:
+def _print(value: Any, form: str, kind: str) -> int:
     """Print in the form of ``-o``; the exit code: an unknown form is 1 without a word, as Cilium's."""
     try:
-        click.echo(printed(value, form))
+        click.echo(printed(value, form, kind))
     except click.ClickException as error:
         if error.message != NO_PRINTER:
             raise

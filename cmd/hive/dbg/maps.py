@@ -32,7 +32,7 @@ def list_maps(verbose: bool, output: str) -> None:
     except RequestFailedError as error:
         raise click.ClickException(str(error)) from error
     if output:
-        click.echo(printed(model(found, MAPS), output))
+        click.echo(printed(model(found, MAPS), output, "cells.api.models.node:BPFMapList"))
     elif verbose:
         for one in found.get("maps") or ():
             click.echo(f"## Map: {_name(one)}\n{_contents(one)}\n")
@@ -69,7 +69,8 @@ def get_map(name: str, output: str) -> None:
         found = ask("GET /map/{name}", name=name)
     except RequestFailedError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(printed(model(found, MAPS["maps[]"]), output) if output else _contents(found))
+    kind = "cells.api.models.node:BPFMap"
+    click.echo(printed(model(found, MAPS["maps[]"]), output, kind) if output else _contents(found))
 
 
 @map_group.command()

@@ -36,7 +36,11 @@ def list_nodes(output: str) -> None:
     found = ask_or_fail("Cannot get node list", "GET /cluster/nodes")
     nodes = found.get("nodes-added") or []
     if output:
-        click.echo(printed(model(nodes, {"secondary-addresses[]": {}}), output))
+        click.echo(
+            printed(
+                model(nodes, {"secondary-addresses[]": {}}), output, "[cells.api.models.status:NodeElement]"
+            )
+        )
         return
     rows = []
     for one in sorted(nodes, key=lambda each: each.get("name", "")):
@@ -59,7 +63,7 @@ def list_node_ids(output: str) -> None:
     """List node IDs and their IP addresses"""
     found = ask_or_fail("Cannot get node IDs", "GET /node/ids")
     if output:
-        click.echo(printed(model(found, {"ips[]": {}}), output))
+        click.echo(printed(model(found, {"ips[]": {}}), output, "[cells.api.models.node:NodeID]"))
         return
     lines = ["NODE ID\tIP ADDRESSES\tSPI"]
     for one in found:
@@ -81,7 +85,7 @@ def list_cgroups(no_headers: bool, output: str) -> None:
     """Display cgroup metadata maintained by Cilium"""
     found = ask_or_fail("Cannot get cgroup metadata", "GET /cgroup-dump-metadata")
     if output:
-        click.echo(printed(model(found, _PODS), output))
+        click.echo(printed(model(found, _PODS), output, "cells.api.models.node:CgroupDumpMetadata"))
         return
     lines = [] if no_headers else ["POD NAME\tPOD NAMESPACE\tCGROUP IDS\t"]
     for pod in found.get("pod-metadatas") or ():
@@ -111,7 +115,7 @@ def encrypt_status(output: str) -> None:
         except OSError as error:
             raise click.ClickException(f"{error}\n") from error
     if output:
-        click.echo(printed(model(found, ENCRYPTION), output))
+        click.echo(printed(model(found, ENCRYPTION), output, "cells.api.models.status:EncryptionStatus"))
         return
     lines = [f"Encryption: {found.get('mode', ''):<26}"]
     if (ipsec := found.get("ipsec")) is not None:

@@ -137,7 +137,13 @@ def selectors(verbose: bool, output: str) -> None:
     """Display cached information about selectors"""
     found = ask_or_fail("Cannot get policy", "GET /policy/selectors")
     if output:
-        click.echo(printed([model(one, _SELECTORS) for one in found], output))
+        click.echo(
+            printed(
+                [model(one, _SELECTORS) for one in found],
+                output,
+                "[cells.api.models.node:SelectorIdentityMapping]",
+            )
+        )
         return
     lines = ["SELECTOR\tLABELS\tUSERS\tIDENTITIES\n"]
     for one in found:
@@ -211,7 +217,10 @@ def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> No
         what = "endpoint identities" if endpoints else f"identities for given labels [{' '.join(labels)}]"
         raise click.ClickException(f"Cannot get {what}. err: {error}\n") from error
     if output:
-        click.echo(printed(model(found), output))
+        kind = (
+            "[cells.api.models.node:IdentityEndpoints]" if endpoints else "[cells.api.models:IdentityModel]"
+        )
+        click.echo(printed(model(found), output, kind))
     elif endpoints:
         rows = [(one.get("identity") or {}, f"{one.get('refCount', 0)}\t") for one in found]
         rows.sort(key=lambda row: row[0].get("id", 0))
@@ -251,7 +260,7 @@ def get_identity(number: str | None, label: tuple[str, ...], output: str) -> Non
         what = "labels " + ",".join(label) if label else f"ID {number}"
         raise click.ClickException(f"Cannot get identity for given {what}: {error}\n") from error
     if output:
-        click.echo(printed(model(found), output))
+        click.echo(printed(model(found), output, "[cells.api.models:IdentityModel]"))
     else:
         _print_identities(found)
 
@@ -290,7 +299,7 @@ def _print_addresses(
 ) -> None:
     found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", query=query, body=body)
     if output:
-        click.echo(printed(model(found), output))
+        click.echo(printed(model(found), output, "[cells.api.models.node:IPListEntry]"))
         return
     found.sort(key=_prefix_order)
     lines = ["IP\tIDENTITY\tSOURCE" + ("\tHOST\tENCRYPT_KEY" if verbose else "")]
@@ -350,7 +359,7 @@ def list_cache(endpoint: str, matchpattern: str, source: str, output: str) -> No
             raise click.ClickException(f"Error: {error}\n") from error
         found = []
     if output:
-        click.echo(printed(model(found or []), output))
+        click.echo(printed(model(found or []), output, "[cells.api.models.node:DNSLookup]"))
         return
     keys = ("endpoint-id", "source", "fqdn", "ttl", "expiration-time")
     rows = [(*(one.get(key, 0) for key in keys), ",".join(one.get("ips") or ())) for one in found or ()]
@@ -377,7 +386,7 @@ def names(output: str) -> None:
     """Show internal state Cilium has for DNS names / regexes"""
     found = ask_or_fail("Error", "GET /fqdn/names")
     shape: Shape = {"DNSPollNames[]": {}, "FQDNPolicySelectors[]": {}}
-    click.echo(printed(model(found, shape), output or "json"))
+    click.echo(printed(model(found, shape), output or "json", "cells.api.models.node:NameManager"))
 
 
 COMMANDS: Final = {"policy": policy, "identity": identity, "ip": ip, "fqdn": fqdn}

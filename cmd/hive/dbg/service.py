@@ -27,7 +27,7 @@ def list_services(clustermesh_affinity: bool, output: str) -> None:
     """List services"""
     found = ask_or_fail("Cannot get services list", "GET /service")
     if output:
-        click.echo(printed(model(found, SERVICE), output))
+        click.echo(printed(model(found, SERVICE), output, "[cells.api.models.node:ServiceModel]"))
     else:
         click.echo(service_table(found, affinity=clustermesh_affinity), nl=False)
 
@@ -61,7 +61,12 @@ def get_service(number: str, output: str) -> None:
     found = ask_or_fail(f"Cannot get service '{number}'", "GET /service/{id}", id=_number(number))
     if not (found.get("status") or {}).get("realized"):
         raise click.ClickException(f"Cannot get service '{number}': empty response\n")
-    click.echo(printed(model(found, SERVICE), output) if output else service_table([found]), nl=bool(output))
+    text = (
+        printed(model(found, SERVICE), output, "cells.api.models.node:ServiceModel")
+        if output
+        else service_table([found])
+    )
+    click.echo(text, nl=bool(output))
 
 
 def _number(text: str) -> str:

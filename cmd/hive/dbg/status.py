@@ -89,7 +89,7 @@ def command(
         click.echo("cilium: daemon unreachable" if brief else str(error), err=True)
         return 1
     if output:
-        click.echo(printed(model(status, STATUS), output))
+        click.echo(printed(model(status, STATUS), output, "cells.api.models.status:StatusResponse"))
         return 0
     if brief:
         click.echo(brief_text(status))

@@ -19,7 +19,6 @@ EXCLUDED: Final = {
     ),
     "no_args": "help has its own form",
     "status_not_json": "Go's words for a body that is no JSON",
-    "status_output_yaml": "YAML has the keys of JSON",
 }
 NAMES: Final = sorted(path.stem.removeprefix("client_") for path in DATA.glob("client_*.json"))
 

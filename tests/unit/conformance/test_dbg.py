@@ -162,7 +162,6 @@ NOT_AS_BGP: Final = {
     "cli/peers-many-sorting-4-twenty": "the client's order of many peers follows no rule",
     "cli/routes-sorting-2-advertised": "the client's order of many routes follows no rule",
     "cli/routes-sorting-3-twenty": "the client's order of many routes follows no rule",
-    "cli/peers-yaml": "YAML has the keys of JSON",
 }
 
 
