@@ -288,7 +288,7 @@ class Attacher:
         """
         if not call.addresses:
             raise CniError(
-                "the agent's ipam is delegated-plugin, and no address came with the request:"
+                "the agent's ipam is delegated-plugin, but the request contains no address:"
                 " install the plugin that came with the agent",
                 action=PluginAction.ADDRESSES,
             )

@@ -85,7 +85,7 @@ class ChainedAttacher:
             if call.conf.enable_route_mtu or self._route_mtu:
                 pod_links.set_route_mtu(self._mtu())
         except NetlinkError as error:
-            raise CniError(f"unable to look at the link of the chained plugin: {error}") from error
+            raise CniError(f"unable to read the link of the chained plugin: {error}") from error
         new = begin_endpoint(self._endpoints, self._request(call, pod, chained, mac or chained.pod.mac), undo)
 
         def finish(endpoint: Endpoint) -> bytes:

@@ -266,7 +266,7 @@ class Detacher:
     def _detach(self, endpoint: Endpoint) -> None:
         problems = self._endpoints.delete(endpoint, release_address=False)
         if problems:
-            self._log.warning("pod removed with problems", endpoint=endpoint.id, problems=list(problems))
+            self._log.warning("pod removed with errors", endpoint=endpoint.id, problems=list(problems))
         if not endpoint.datapath.on_anothers_link:
             addresses = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
             self._teardown.start(endpoint.ifindex, *addresses)

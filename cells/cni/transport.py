@@ -265,7 +265,7 @@ class PacketServer:
             return True
         if (uid := _peer_uid(connected)) not in self._uids:  # regardless of the file's mode
             self._log.warning("connection on cni.sock refused", uid=uid)
-            refusal = CniError(f"cni.sock changes the node: it needs uid 0, the caller has uid {uid}")
+            refusal = CniError(f"cni.sock requires uid 0, the caller has uid {uid}")
             connection.send(encode_reply(1, error_json(refusal, FALLBACK_VERSION)))
             connection.close()
             return True

@@ -135,14 +135,14 @@ class BigTcp:
         supported = self._supported()
         for family in sorted(wanted - supported):
             self._log.warning(
-                f"enable-{family.value}-big-tcp=true: needs Linux {_KERNELS[family]} or newer: it is off"
+                f"enable-{family.value}-big-tcp=true: disabled: it requires Linux {_KERNELS[family]} or newer"
             )
         if wanted and not uplinks:
-            self._log.warning("BIG TCP is off: no device is found through which packets leave the node")
+            self._log.warning("BIG TCP disabled: the node has no uplink")
         elif wanted & supported:
             self._enable(wanted & supported, uplinks)
         if (error := self._set_limits(uplinks)) and self.enabled:
-            self._log.warning("BIG TCP is off: a device does not take its packets", error=error)
+            self._log.warning("BIG TCP disabled: a device does not support it", error=error)
             self.enabled, self.limits = frozenset(), OffloadLimits()
             error = self._set_limits(uplinks)
         if error:
@@ -160,7 +160,7 @@ class BigTcp:
             found = self._offloads(device)
             size = found.largest if found is not None else 0
             if USUAL_PACKET < size < largest:
-                self._log.info("device takes smaller packets", device=device.name, bytes=size)
+                self._log.info("device supports only smaller packets", device=device.name, bytes=size)
                 largest = size
         six = largest if Family.IPV6 in families else USUAL_PACKET
         four = largest if Family.IPV4 in families else USUAL_PACKET
@@ -200,7 +200,7 @@ class BigTcp:
         self._configured &= {device.ifindex for device in self._devices.all()}
         later = [device for device in uplinks if device.ifindex not in self._configured]
         if self.enabled and (error := self._set_limits(later)):
-            self._log.warning("device does not take packets of BIG TCP", error=error)
+            self._log.warning("device does not support BIG TCP", error=error)
 
 
 def big_tcp_features(big_tcp: BigTcp) -> Member[Collector]:

@@ -73,8 +73,8 @@ class DeviceSettings(Settings, frozen=True):
         if wrong:
             shown = wrong[0] if len(wrong[0]) <= _MAX_SHOWN else f"{wrong[0][:_MAX_SHOWN]}..."
             yield (
-                f"devices={','.join(self.devices)}: {shown} is not a name of a device; expected names such as"
-                " eth0, or eth+"
+                f"devices={','.join(self.devices)}: {shown} is not a valid device name; expected names such"
+                " as eth0, or eth+"
             )
 
 

@@ -195,7 +195,7 @@ def parse_range(family: Family, text: str) -> IPNetwork:
         smallest = network.max_prefixlen - 1
         raise ValueError(f"{given}: too small, expected at most a /{smallest}: the node takes one address")
     if _has_reserved_addresses(network):
-        raise ValueError(f"{given}: expected addresses that hosts may have")
+        raise ValueError(f"{given}: expected unicast addresses that are not reserved")
     return network
 
 

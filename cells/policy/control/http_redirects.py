@@ -209,10 +209,10 @@ def _rules(policy: DirectionPolicy | None, chosen: frozenset[FilterPeer]) -> tup
     """Return the requests that any of the filters allows; None (all) if one has no HTTP rules."""
     found: dict[HTTPRule, None] = {}
     for filter_ in policy.filters if policy is not None else ():
-        for peer, how in filter_.selectors.items():
-            if (filter_.port, peer) not in chosen or how.deny:
+        for peer, selector_policy in filter_.selectors.items():
+            if (filter_.port, peer) not in chosen or selector_policy.deny:
                 continue
-            if how.rules is None or not how.rules.http:
+            if selector_policy.rules is None or not selector_policy.rules.http:
                 return None
-            found |= dict.fromkeys(how.rules.http)
+            found |= dict.fromkeys(selector_policy.rules.http)
     return tuple(found)

@@ -465,14 +465,14 @@ class NameRules:
             return EVERYTHING
         selecting = self._policy.selector_cache.selecting(identity)
         filters = [
-            how
+            selector_policy
             for filter_ in policy.filters
             if any(
                 key.bits and key.protocol == protocol and (key.port ^ port) >> (16 - key.bits) == 0
                 for key in policy.port_keys(filter_.port)
             )
-            for peer, how in filter_.selectors.items()
-            if (peer == ALL or peer in selecting) and not how.deny
+            for peer, selector_policy in filter_.selectors.items()
+            if (peer == ALL or peer in selecting) and not selector_policy.deny
         ]
         return _merged_filter(filters) if filters else NameFilter()
 
@@ -485,10 +485,10 @@ def name_matches(pattern: str, name: str) -> bool:
 def _merged_filter(filters: Iterable[SelectorPolicy]) -> NameFilter:
     names: set[str] = set()
     patterns: dict[str, None] = {}
-    for how in filters:
-        if how.rules is None or not how.rules.dns:
+    for selector_policy in filters:
+        if selector_policy.rules is None or not selector_policy.rules.dns:
             return EVERYTHING
-        for rule in how.rules.dns:
+        for rule in selector_policy.rules.dns:
             if rule.match_name:
                 names.add(canonical_name(rule.match_name))
             if rule.match_pattern:

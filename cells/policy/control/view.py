@@ -185,9 +185,9 @@ class PolicyView:
         cache, policies = self._policy.selector_cache, self._policy.computed
         named: dict[PeerSelector, tuple[str, ...]] = {}
         for filter_ in policies.filters():
-            for selector, how in filter_.selectors.items():
-                if how.origins:
-                    named.setdefault(selector, how.origins[0].labels)
+            for selector, selector_policy in filter_.selectors.items():
+                if selector_policy.origins:
+                    named.setdefault(selector, selector_policy.origins[0].labels)
         found = [
             SelectorUse(
                 selector=selector_text(selector),
@@ -276,23 +276,26 @@ def _port_use(filter_: Filter) -> PortUse:
         port=filter_.port.port,
         port_name=filter_.port.name,
         protocol=_PROTOCOL_NAMES[filter_.port.protocol],
-        l7_rules={texts[selector]: _l7_rules_json(how) for selector, how in filter_.selectors.items()},
+        l7_rules={
+            texts[selector]: _l7_rules_json(selector_policy)
+            for selector, selector_policy in filter_.selectors.items()
+        },
         origins={
-            texts[selector]: tuple(sorted({origin.labels for origin in how.origins}))
-            for selector, how in filter_.selectors.items()
+            texts[selector]: tuple(sorted({origin.labels for origin in selector_policy.origins}))
+            for selector, selector_policy in filter_.selectors.items()
         },
     )
 
 
-def _l7_rules_json(how: SelectorPolicy) -> dict[str, Any] | None:
+def _l7_rules_json(selector_policy: SelectorPolicy) -> dict[str, Any] | None:
     """Deny, authentication and L7 rules of a selector; None if it is merely allowed."""
     rule: dict[str, Any] = {}
-    if how.deny:
+    if selector_policy.deny:
         rule["IsDeny"] = True
-    if how.auth is not None:
-        rule["auth"] = {"mode": how.auth}
-    if how.rules is not None:
-        rule |= msgspec.to_builtins(how.rules)
+    if selector_policy.auth is not None:
+        rule["auth"] = {"mode": selector_policy.auth}
+    if selector_policy.rules is not None:
+        rule |= msgspec.to_builtins(selector_policy.rules)
     return rule or None
 
 

@@ -182,13 +182,13 @@ def _port_name_error(name: str, protocols: set[int], direction: Direction, pods:
     matching = [port for port in having if port.protocol in protocols]
     if not matching:
         has = ", ".join(_protocols(port.protocol for port in having))
-        return f"pods call a port of {has} {name}, and none of {'/'.join(_protocols(protocols))}"
+        return f"pods have a {has} port named {name}, but none for {'/'.join(_protocols(protocols))}"
     numbers = {
         protocol: {port.port for port in matching if port.protocol == protocol} for protocol in protocols
     }
     if direction == "egress" and all(len(some) != 1 for some in numbers.values()):
         several = ", ".join(str(number) for number in sorted({port.port for port in matching}))
-        return f"pods call several ports {name} ({several})"
+        return f"pods have several ports named {name} ({several})"
     return ""
 
 

@@ -339,7 +339,7 @@ class Cluster:
         ]
         if within:
             named = ", ".join(map(str, within[:3])) + (", ..." if len(within) > 3 else "")
-            raise PolicyError(f"rules name networks within {network}: give one of them ({named})")
+            raise PolicyError(f"rules distinguish networks within {network}: give one of them ({named})")
         nearest = _longest_prefix(self._cidr_identities, network)
         return self._cidr_identities[nearest] if nearest is not None else RESERVED["world"]
 

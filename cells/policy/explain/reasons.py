@@ -102,12 +102,12 @@ def _requests(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int
             ports.covers(packet) for ports in policy.port_keys(filter_.port)
         ):
             continue
-        for selector, how in filter_.selectors.items():
-            if how.deny or not peer.is_selected(selector):
+        for selector, selector_policy in filter_.selectors.items():
+            if selector_policy.deny or not peer.is_selected(selector):
                 continue
-            if how.rules is None or not how.rules.http:
+            if selector_policy.rules is None or not selector_policy.rules.http:
                 return {}
-            found |= dict.fromkeys(map(request_text, how.rules.http))
+            found |= dict.fromkeys(map(request_text, selector_policy.rules.http))
     return found
 
 
@@ -125,15 +125,16 @@ def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) ->
     packet = PortKey(protocol, port, FULL_PORT)
     for filter_ in policy.filters:
         covers = any(ports.covers(packet) for ports in policy.port_keys(filter_.port))
-        for selector, how in filter_.selectors.items():
-            if how.deny or not how.origins:
+        for selector, selector_policy in filter_.selectors.items():
+            if selector_policy.deny or not selector_policy.origins:
                 continue
             matches = peer.is_selected(selector)
             if matches and not covers:
-                yield Near(how.origins[0], f"it allows this peer on {port_text(filter_)} only")
+                yield Near(selector_policy.origins[0], f"it allows this peer on {port_text(filter_)} only")
             elif covers and not matches:
                 yield Near(
-                    how.origins[0], f"it allows {port_text(filter_)} for {_unmet(selector, peer.labels)}"
+                    selector_policy.origins[0],
+                    f"it allows {port_text(filter_)} for {_unmet(selector, peer.labels)}",
                 )
 
 

@@ -197,7 +197,7 @@ def with_objects(in_force: Repository, objects: Iterable[Mapping[str, Any]]) -> 
 def _read(given: Mapping[str, Any]) -> Object:
     kind = _KINDS.get(given.get("kind"))
     if kind is None:
-        raise UnanswerableError(f"{given.get('kind')} is not tried: expected {', '.join(_KINDS)}")
+        raise UnanswerableError(f"{given.get('kind')} is not supported: expected {', '.join(_KINDS)}")
     try:
         read = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -229,7 +229,7 @@ class Trial:
     def of(self, flow: TriedFlow) -> Tried:
         """Return the outcome of a flow that has passed."""
         if flow.node != self._known.node:
-            return Tried("unknown", why=f"seen on node {flow.node}, which decides about it: try it there")
+            return Tried("unknown", why=f"seen on node {flow.node}, which enforces its policy: try it there")
         try:
             reason, l7_rules = self._after.reason(flow)
         except UnknownFateError as unknown:
@@ -248,7 +248,7 @@ class Trial:
         if verdict == "redirect" and l7_rules != l7_rules_before:
             some = "; ".join(reason.requests[:3])
             more = " and more" if len(reason.requests) > 3 else ""
-            what = f"only these requests: {some}{more}" if some else "what the proxy lets through of it"
+            what = f"only these requests: {some}{more}" if some else "its requests are decided by the proxy"
             return Tried("unknown", verdict, f"the connection is allowed, and {what}")
         return Tried("passes", verdict)
 
@@ -276,7 +276,7 @@ class _Rules:
         filters = _filters_of_port(policy, PortKey(flow.protocol, flow.port, FULL_PORT))
         if found.match.entry is None and not names and any(map(_is_by_name, filters)):
             raise UnknownFateError(
-                f"toFQDNs rules allow names there, and which names {address} has is not known"
+                f"toFQDNs rules allow names on this port, but the names of {address} are unknown"
             )
         if found.allowed and names and not any(one.parser == "dns" for one in policy.filters):
             unnamed = decide(policy, self._peer(flow, address, ()), flow.protocol, flow.port)
@@ -285,10 +285,10 @@ class _Rules:
                     "allowed by a name, but no rule lets the DNS proxy see the pod's lookups"
                 )
         rules = {
-            repr(how.rules)
+            repr(selector_policy.rules)
             for filter_ in filters
-            for selector, how in filter_.selectors.items()
-            if not how.deny and peer.is_selected(selector)
+            for selector, selector_policy in filter_.selectors.items()
+            if not selector_policy.deny and peer.is_selected(selector)
         }
         return found, frozenset(rules)
 
@@ -307,7 +307,7 @@ class _Rules:
     def _policy(self, flow: TriedFlow) -> DirectionPolicy:
         labels = self._known.labels(flow.identity, flow.labels)
         if not labels:
-            raise UnknownFateError(f"the labels of identity {flow.identity} are not known any more")
+            raise UnknownFateError(f"the labels of identity {flow.identity} are unknown")
         ports = self._known.named_ports(flow.endpoint, flow.identity)
         key = flow.direction, labels, ports
         found = self._policies.get(key)
@@ -352,7 +352,7 @@ class _Rules:
         scope = scope_of(flow.peer)
         labels = self._known.labels(flow.peer, flow.peer_labels)
         if not labels:
-            raise UnknownFateError(f"the identity of {address} ({flow.peer}) is not known")
+            raise UnknownFateError(f"the labels of {address} (identity {flow.peer}) are unknown")
         if flow.peer in _WORLD or scope is Scope.LOCAL:
             labels = self._outside(labels, address, names)
             return OtherSide(self._identity_number(labels, _RESERVED.get(labels, 0)), labels)

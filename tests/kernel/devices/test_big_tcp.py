@@ -124,7 +124,7 @@ async def test_a_device_that_takes_no_large_packets_leaves_it_off_everywhere(in_
         async with node(**BOTH) as (found, links):
             assert (found.enabled, found.limits, links.offloads(able).limits) == (NONE, USUAL, USUAL)
     (line,) = [one for one in logs if one["log_level"] == "warning"]
-    assert line["event"] == "BIG TCP is off: a device does not take its packets"
+    assert line["event"] == "BIG TCP disabled: a device does not support it"
 
 
 async def test_without_an_uplink_it_is_off(in_node: None) -> None:
@@ -132,7 +132,7 @@ async def test_without_an_uplink_it_is_off(in_node: None) -> None:
         async with node(**BOTH) as (found, _):
             assert (found.enabled, found.limits) == (NONE, USUAL)
     events = [one["event"] for one in logs if one["log_level"] == "warning"]
-    assert events == ["BIG TCP is off: no device is found through which packets leave the node"]
+    assert events == ["BIG TCP disabled: the node has no uplink"]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_group_may_look_and_only_root_may_change(lab: Lab) -> None:
             assert inside.run(as_member, ask, method, path, body) == (403, message)
         for command in ("ADD", "DEL", "GC", "STATUS"):
             code, text = inside.run(as_member, call, command)
-            refusal = f"cni.sock changes the node: it needs uid 0, the caller has uid {UNPRIVILEGED}"
+            refusal = f"cni.sock requires uid 0, the caller has uid {UNPRIVILEGED}"
             assert (code, json.loads(text)["msg"]) == (1, refusal)
     assert agreed(lab) == before
     pods.delete(lab, "pod")

@@ -168,8 +168,8 @@ async def test_a_refused_endpoint_leaves_the_link_as_it_was(served: Harness, lin
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("list links of pod", "unable to look at the link of the chained plugin: list links: "),
-        ("set MTU of routes", "unable to look at the link of the chained plugin: set route 0.0.0.0/0: "),
+        ("list links of pod", "unable to read the link of the chained plugin: list links: "),
+        ("set MTU of routes", "unable to read the link of the chained plugin: set route 0.0.0.0/0: "),
         ("set MAC address 0a:00:00:00:00:77", "unable to set MAC address on interface eth0: "),
     ],
 )

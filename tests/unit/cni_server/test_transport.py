@@ -36,7 +36,7 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
     client.send(request(environment("ADD"), CONF), [])
     reply = await client.reply()
     assert reply.code == 1
-    assert reply.message == f"cni.sock changes the node: it needs uid 0, the caller has uid {os.getuid()}"
+    assert reply.message == f"cni.sock requires uid 0, the caller has uid {os.getuid()}"
     server.stop()
 
 

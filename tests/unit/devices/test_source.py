@@ -165,5 +165,5 @@ def test_devices_are_listed_with_commas_or_blanks(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["eth0:1", "a/b", "name-of-sixteen-c", "e+h"])
 def test_an_invalid_device_name_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is not a name of a device; expected names such as eth0"):
+    with pytest.raises(SettingsError, match="is not a valid device name; expected names such as eth0"):
         Hive(config(DeviceSettings), settings=Sources([f"--devices={text}"])).settings()

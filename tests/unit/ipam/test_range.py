@@ -91,10 +91,19 @@ async def test_no_address_and_no_range_is_one_clear_line(tmp_path: Path) -> None
         ({"ipv4-range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),
         ({"ipv4-range": "0.0.0.0/1"}, "ipv4-range=0.0.0.0/1: too wide"),
         ({"ipv4-range": "10.0.0.1/32"}, "ipv4-range=10.0.0.1/32: too small, expected at most a /31"),
-        ({"ipv4-range": "127.0.0.0/8"}, "ipv4-range=127.0.0.0/8: expected addresses that hosts may have"),
-        ({"ipv4-range": "192.0.0.0/2"}, "ipv4-range=192.0.0.0/2: expected addresses that hosts may have"),
+        (
+            {"ipv4-range": "127.0.0.0/8"},
+            "ipv4-range=127.0.0.0/8: expected unicast addresses that are not reserved",
+        ),
+        (
+            {"ipv4-range": "192.0.0.0/2"},
+            "ipv4-range=192.0.0.0/2: expected unicast addresses that are not reserved",
+        ),
         ({"ipv6-range": "fd00::1"}, "ipv6-range=fd00::1: expected auto or a network such as fd00:5::/112"),
-        ({"ipv6-range": "ff02::/16"}, "ipv6-range=ff02::/16: expected addresses that hosts may have"),
+        (
+            {"ipv6-range": "ff02::/16"},
+            "ipv6-range=ff02::/16: expected unicast addresses that are not reserved",
+        ),
         ({"ipv6-range": "fd00::/128"}, "ipv6-range=fd00::/128: too small, expected at most a /127"),
         ({"ipv6-cluster-alloc-cidr": "fd00::/48"}, "ipv6-cluster-alloc-cidr=fd00::/48: expected a /64"),
         ({"ipam-default-ip-pool": ""}, "ipam-default-ip-pool is empty"),

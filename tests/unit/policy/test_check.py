@@ -175,8 +175,8 @@ def test_a_port_name_without_a_pod_is_reported(tmp_path: Path) -> None:
     assert warnings == {
         "policy.yaml:7": f"{prefix}no pod it selects has a port named htpt; did you mean http?",
         "policy.yaml:13": f"{prefix}no pod it selects has a port named query",
-        "policy.yaml:16": f"{prefix}pods call several ports admin (1, 2)",
-        "policy.yaml:18": f"{prefix}pods call a port of UDP query, and none of TCP",
+        "policy.yaml:16": f"{prefix}pods have several ports named admin (1, 2)",
+        "policy.yaml:18": f"{prefix}pods have a UDP port named query, but none for TCP",
     }
 
 

@@ -86,7 +86,7 @@ def test_networks_names_and_identities_are_asked_of(tmp_path: Path) -> None:
     for peer, may in {"reserved:remote-node": True, "6": True, "reserved:health": False}.items():
         assert explain(folder, peer, "shop/cart:80")[0] is may, peer
     for peer, why in {
-        "10.0.0.0/8": "rules name networks within 10.0.0.0/8: give one of them",
+        "10.0.0.0/8": "rules distinguish networks within 10.0.0.0/8: give one of them",
         "77": "there is no identity 77 in the manifests",
     }.items():
         with pytest.raises(ClickException, match=why):

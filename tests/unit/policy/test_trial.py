@@ -140,7 +140,7 @@ def test_addresses_of_names_are_known_by_the_names_that_dns_gave_them() -> None:
         ([named, DNS], ("api.example.org",), [], "passes", ""),
         ([named, DNS], (), ["api.example.org."], "passes", ""),
         ([named, DNS], ("www.example.org",), [], "cut", ""),
-        ([named, DNS], (), [], "unknown", "which names 198.51.100.7 has is not known"),
+        ([named, DNS], (), [], "unknown", "the names of 198.51.100.7 are unknown"),
         ([named], ("api.example.org",), [], "unknown", "no rule lets the DNS proxy see the pod's lookups"),
     ):
         names = {ip_address("198.51.100.7"): known}
@@ -155,10 +155,10 @@ def test_what_flows_do_not_show_is_not_known() -> None:
     web = {"fromEndpoints": [{}], "toPorts": [{"ports": [{"port": "web", "protocol": "TCP"}]}]}
     named = policies([{"ingress": [web]}])
     for changes, why in (
-        ({"node": "node-2"}, "seen on node node-2, which decides about it"),
+        ({"node": "node-2"}, "seen on node node-2, which enforces its policy"),
         ({"endpoint": 9}, "the pod is deleted, and rules name its ports (web)"),
-        ({"peer": 0, "peer_labels": ()}, "the identity of 192.0.2.1 (0) is not known"),
-        ({"identity": 4711, "labels": ()}, "the labels of identity 4711 are not known any more"),
+        ({"peer": 0, "peer_labels": ()}, "the labels of 192.0.2.1 (identity 0) are unknown"),
+        ({"identity": 4711, "labels": ()}, "the labels of identity 4711 are unknown"),
     ):
         (found,) = tried(world, named, [replace(flow("ingress", 1002), **changes)])
         assert found.fate == "unknown", (changes, found)
@@ -175,7 +175,7 @@ def test_a_policy_that_is_refused_is_one_line_and_groups_are_taken_along() -> No
         tried(world, egress({"toCIDR": ["300.0.0.0/8"]}), [])
     far = {"externalCIDRs": ["300.0.0.0/8"]}
     for wrong, reason in (
-        ({}, "None is not tried: expected NetworkPolicy, CiliumNetworkPolicy, "),
+        ({}, "None is not supported: expected NetworkPolicy, CiliumNetworkPolicy, "),
         ({"kind": "CiliumNetworkPolicy", "metadata": {}}, "a CiliumNetworkPolicy is refused: it has no name"),
         ({"kind": "NetworkPolicy", "metadata": []}, r"Expected `object`, got `array` - at `\$.metadata`"),
         (
