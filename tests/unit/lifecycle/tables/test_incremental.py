@@ -122,13 +122,13 @@ def test_flat_map_refuses_two_results_with_one_key_until_that_is_mended() -> Non
     put(table, CACHE)
     for _ in range(2):
         with pytest.raises(
-            ValueError, match=r"table in-use: 'one' is the key .* from 'web' and 'cache'; make"
+            ValueError, match=r"table in-use: 'one' is the key of results of 'web' and 'cache'; make"
         ):
             on.all()
     put(table, replace(WEB, node="three"))
     assert sorted(on.all()) == ["one", "three", "two"]
     twice = table.flat_map(lambda pod: [pod.node, pod.node], key=lambda node: node, name="twice")
-    with pytest.raises(ValueError, match="from 'db' twice"):
+    with pytest.raises(ValueError, match="of 'db' twice"):
         twice.all()
 
 
