@@ -1,20 +1,32 @@
-"""IP address types, and a set of the allocated addresses of a range.
+"""IP address types, a set of the allocated addresses of a range, and an index of spans of addresses.
 
 AddressRange is used by IPAM. It searches a free address from a random offset, so that a released address is
 not reused at once.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from itertools import accumulate
+from operator import itemgetter
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from bitarray import bitarray
 
-__all__ = ["AddressRange", "Family", "IPAddress", "IPNetwork", "RangeFull", "address_of", "text_of"]
+__all__ = [
+    "AddressRange",
+    "Family",
+    "IPAddress",
+    "IPNetwork",
+    "RangeFull",
+    "SpanIndex",
+    "address_of",
+    "text_of",
+]
 
 
 IPAddress = IPv4Address | IPv6Address
@@ -199,3 +211,33 @@ class AddressRange:
             chunk.setall(0)
             self._chunks[number] = chunk
         return chunk
+
+
+T = TypeVar("T")
+
+
+class SpanIndex(Generic[T]):
+    """Finds the spans of addresses that overlap one, without a look at each. Spans may overlap."""
+
+    def __init__(self, spans: Iterable[tuple[IPAddress, IPAddress, T]]) -> None:
+        """``spans``: the first and the last address of each, of one family, and what it stands for."""
+        self._rows: dict[int, list[tuple[int, int, int, T]]] = {4: [], 6: []}
+        """Family -> first and last number, position among all, and what it stands for, in this order."""
+        for at, (first, last, of) in enumerate(spans):
+            self._rows[first.version].append((int(first), int(last), at, of))
+        self._highest: dict[int, list[int]] = {}
+        """Family -> the highest last number of each row and those before it."""
+        for version, rows in self._rows.items():
+            rows.sort(key=itemgetter(0, 1, 2))
+            self._highest[version] = list(accumulate((row[1] for row in rows), max))
+
+    def overlapping(self, first: IPAddress, last: IPAddress) -> list[T]:
+        """What the spans stand for that have addresses from first to last, in the order they were given."""
+        rows, highest, lowest = self._rows[first.version], self._highest[first.version], int(first)
+        at = bisect_right(rows, int(last), key=itemgetter(0))
+        found = []
+        while at and highest[at - 1] >= lowest:
+            at -= 1
+            if rows[at][1] >= lowest:
+                found.append(rows[at][2:])
+        return [of for _, of in sorted(found, key=itemgetter(0))]

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cells.kubernetes.objects.kind import Condition, Kind, Meta, Object
+from cells.kubernetes.objects.cilium_pools import CILIUM_LOAD_BALANCER_IP_POOLS
+from cells.kubernetes.objects.kind import Condition, DatedMeta, Kind, LabelSelector, Meta, Object
 from cells.kubernetes.reflector import Reflector
 from cells.kubernetes.sink import Sink, SourceStatus
 from cells.operator.api_server import ClusterAPI
@@ -21,11 +22,14 @@ __all__ = [
     "CLUSTER_PODS",
     "CLUSTER_SECRETS",
     "CLUSTER_SERVICES",
+    "LOAD_BALANCER_POOLS",
     "ClusterIdentity",
     "ClusterObjects",
     "ClusterPod",
     "ClusterSecret",
     "ClusterService",
+    "LoadBalancerPool",
+    "PoolBlock",
     "cell",
 ]
 
@@ -150,6 +154,56 @@ CLUSTER_IDENTITIES: Final = Kind(
 CLUSTER_PODS: Final = Kind(ClusterPod, "v1", "pods", kind="Pod")
 CLUSTER_SECRETS: Final = Kind(ClusterSecret, "v1", "secrets", kind="Secret")
 CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)
+
+
+# Pools of addresses for load balancers.
+
+
+class PoolMeta(DatedMeta, frozen=True, gc=False):
+    """``metadata`` with the generation."""
+
+    generation: int = 0
+
+
+class PoolBlock(_Part, frozen=True, gc=False):
+    """A network, or a range from ``start`` to ``stop``."""
+
+    cidr: str = ""
+    start: str = ""
+    stop: str = ""
+
+
+class PoolSpec(_Part, frozen=True, gc=False):
+    """Addresses of a pool, and a selector of services."""
+
+    blocks: tuple[PoolBlock, ...] | None = None
+    service_selector: LabelSelector | None = None
+    disabled: bool = False
+    allow_first_last_ips: str = msgspec.field(name="allowFirstLastIPs", default="")
+
+
+class PoolStatus(_Part, frozen=True, gc=False):
+    """A pool's conditions."""
+
+    conditions: tuple[Condition, ...] | None = None
+
+
+class LoadBalancerPool(Object, frozen=True, gc=False):
+    """A CiliumLoadBalancerIPPool."""
+
+    metadata: PoolMeta
+    spec: PoolSpec = PoolSpec()
+    status: PoolStatus = PoolStatus()
+
+
+LOAD_BALANCER_POOLS: Final = Kind(
+    LoadBalancerPool,
+    CILIUM_LOAD_BALANCER_IP_POOLS.api_version,
+    CILIUM_LOAD_BALANCER_IP_POOLS.plural,
+    kind=CILIUM_LOAD_BALANCER_IP_POOLS.kind,
+    namespaced=False,
+    status=True,
+)
 
 
 # Follows each kind with a requested table.

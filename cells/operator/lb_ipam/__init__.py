@@ -24,7 +24,6 @@ from cells.kubernetes.objects.kind import Key, selector_of
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.allocation import (
-    LOAD_BALANCER_POOLS,
     Address,
     AddressPool,
     AllocationRequest,
@@ -43,7 +42,7 @@ from cells.operator.lb_ipam.patches import (
     pool_patch,
     service_patch,
 )
-from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
+from cells.operator.objects import CLUSTER_SERVICES, LOAD_BALANCER_POOLS, ClusterObjects, ClusterService
 from cells.operator.options import ServedCluster
 from lifecycle import (
     Health,

@@ -9,66 +9,16 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from cells.kubernetes.objects.cilium_pools import CILIUM_LOAD_BALANCER_IP_POOLS
-from cells.kubernetes.objects.kind import Condition, DatedMeta, Key, Kind, LabelSelector, Object
-from cells.operator.objects import ClusterService
-
-
-class _PoolPart(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The base of parts of the object."""
-
-
-class PoolMeta(DatedMeta, frozen=True, gc=False):
-    """``metadata`` with the generation."""
-
-    generation: int = 0
-
-
-class PoolBlock(_PoolPart, frozen=True, gc=False):
-    """A network, or a range from ``start`` to ``stop``."""
-
-    cidr: str = ""
-    start: str = ""
-    stop: str = ""
-
-
-class PoolSpec(_PoolPart, frozen=True, gc=False):
-    """Addresses of a pool, and a selector of services."""
-
-    blocks: tuple[PoolBlock, ...] | None = None
-    service_selector: LabelSelector | None = None
-    disabled: bool = False
-    allow_first_last_ips: str = msgspec.field(name="allowFirstLastIPs", default="")
-
-
-class PoolStatus(_PoolPart, frozen=True, gc=False):
-    """A pool's conditions."""
-
-    conditions: tuple[Condition, ...] | None = None
-
-
-class LoadBalancerPool(Object, frozen=True, gc=False):
-    """A CiliumLoadBalancerIPPool."""
-
-    metadata: PoolMeta
-    spec: PoolSpec = PoolSpec()
-    status: PoolStatus = PoolStatus()
-
-
-LOAD_BALANCER_POOLS: Final = Kind(
-    LoadBalancerPool,
-    CILIUM_LOAD_BALANCER_IP_POOLS.api_version,
-    CILIUM_LOAD_BALANCER_IP_POOLS.plural,
-    kind=CILIUM_LOAD_BALANCER_IP_POOLS.kind,
-    namespaced=False,
-    status=True,
-)
-
+from cells.base.addresses import SpanIndex
+from cells.kubernetes.objects.kind import Key, LabelSelector
+from cells.operator.objects import ClusterService, LoadBalancerPool, PoolBlock
 
 # Pools of addresses: their ranges and conflicts.
 #
@@ -90,13 +40,6 @@ class PoolRange(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Number of addresses."""
         return int(self.last) - int(self.first) + 1
-
-    def __contains__(self, address: Address) -> bool:
-        return address.version == self.first.version and self.first <= address <= self.last  # type: ignore[operator]  # one version
-
-    def overlaps(self, other: PoolRange) -> bool:
-        """Whether two ranges overlap."""
-        return other.first in self or self.first in other
 
     def __str__(self) -> str:
         return f"{self.first} - {self.last}"
@@ -122,10 +65,6 @@ class AddressPool(msgspec.Struct, frozen=True):
         """Number of addresses."""
         return sum(one.size for one in self.ranges)
 
-    def range_of(self, address: Address) -> PoolRange | None:
-        """Return the range that contains an address, or None."""
-        return next((one for one in self.ranges if address in one), None)
-
 
 def ranges_of(pool: LoadBalancerPool) -> tuple[PoolRange, ...]:
     """Return the ranges of a pool. Raises ValueError for an invalid block."""
@@ -149,26 +88,43 @@ def _range(block: PoolBlock, *, reserve: bool) -> PoolRange:
 
 def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool], dict[str, str]]:
     """Return all valid pools, oldest first, and the errors of the others by name."""
-    found: list[AddressPool] = []
+    valid: list[tuple[LoadBalancerPool, tuple[PoolRange, ...]]] = []
     broken: dict[str, str] = {}
     for pool in sorted(pools, key=lambda one: (one.metadata.creation_timestamp, one.name)):
         try:
-            ranges = ranges_of(pool)
+            valid.append((pool, ranges_of(pool)))
         except ValueError as error:
             broken[pool.name] = str(error)
-            continue
-        conflict = next(_conflicts(pool.name, ranges, found), "")
+    index, found = index_of(ranges for _, ranges in valid), list[AddressPool]()
+    names = [pool.name for pool, _ in valid]
+    for number, (pool, ranges) in enumerate(valid):
+        conflict = next(_conflicts(number, ranges, index, names), "")
         found.append(AddressPool(pool.name, ranges, pool.spec.service_selector, pool.spec.disabled, conflict))
     return found, broken
 
 
-def _conflicts(name: str, ranges: tuple[PoolRange, ...], older: list[AddressPool]) -> Iterator[str]:
-    known = [(one, pool.name) for pool in older for one in pool.ranges]
-    for number, one in enumerate(ranges):
-        pairs = [(one, other, of) for other, of in known] + [(own, one, name) for own in ranges[:number]]
-        for mine, other, of in pairs:
-            if mine.overlaps(other):
-                yield f"Pool conflicts since range '{mine}' overlaps range '{other}' from IP Pool '{of}'"
+def _conflicts(
+    number: int, ranges: Sequence[PoolRange], index: PoolIndex, names: Sequence[str]
+) -> Iterator[str]:
+    """The messages of a pool's ranges that overlap earlier ones, of older pools first."""
+    for at, mine in enumerate(ranges):
+        of, place, other = index.overlapping(mine.first, mine.last)[0]
+        if (of, place) < (number, at):
+            first, second = (other, mine) if of == number else (mine, other)
+            yield f"Pool conflicts since range '{first}' overlaps range '{second}' from IP Pool '{names[of]}'"
+
+
+PoolIndex = SpanIndex[tuple[int, int, PoolRange]]
+"""Ranges with the number of their pool, and their position in it."""
+
+
+def index_of(pools: Iterable[Sequence[PoolRange]]) -> PoolIndex:
+    """Index the ranges of pools."""
+    return SpanIndex(
+        (one.first, one.last, (number, at, one))
+        for number, ranges in enumerate(pools)
+        for at, one in enumerate(ranges)
+    )
 
 
 # What a service requests of LB-IPAM, and whether two services may share an address.
@@ -353,32 +309,90 @@ class _SharedAddresses:
         return None
 
 
+class _Selected:
+    """Pools with one selector that allocate addresses."""
+
+    def __init__(self, selector: LabelSelector | None) -> None:
+        self.selector = selector
+        self.ranges: dict[int, list[tuple[tuple[int, int], PoolRange]]] = {4: [], 6: []}
+        """Family -> ranges, with pool and position."""
+        self.exhausted = {4: 0, 6: 0}
+        """Family -> number of leading ranges without a free address; addresses are not freed in a plan."""
+
+    def selects(self, request: AllocationRequest) -> bool:
+        return self.selector is None or self.selector.matches(request.labels)
+
+
 class _Allocation:
     """The allocated addresses and their holders while a plan is computed."""
 
     def __init__(self, pools: Sequence[AddressPool]) -> None:
         self.pools = pools
+        self._index = index_of(pool.ranges for pool in pools)
         self.holders: dict[Address, _Holders] = {}
         self.held: dict[Key, list[Address]] = {}
-        self._shared: dict[tuple[str, PoolRange], _SharedAddresses] = {}
+        self._shared: dict[str, dict[PoolRange, _SharedAddresses]] = {}
         """Shared addresses, by sharing key and allocatable range."""
         self._lowest: dict[PoolRange, int] = {}
         """Range -> number below which no address is free; addresses are not freed in a plan."""
+        self._selected: dict[tuple[str, str] | None, list[_Selected]] = {}
+        """One of the labels that selectors require, or None, -> the pools with such selectors."""
+        self._selecting: dict[PoolRange, _Selected] = {}
+        """Allocatable range -> the pools with its selector; such ranges do not overlap."""
+        groups: dict[bytes, _Selected] = {}
+        for number, pool in enumerate(pools):
+            if not pool.gives:
+                continue
+            key = msgspec.json.encode(pool.selector, order="deterministic")
+            if (group := groups.get(key)) is None:
+                group = groups[key] = _Selected(pool.selector)
+                required = (pool.selector.match_labels if pool.selector is not None else None) or {}
+                self._selected.setdefault(next(iter(required.items()), None), []).append(group)
+            for at, one in enumerate(pool.ranges):
+                group.ranges[one.first.version].append(((number, at), one))
+                self._selecting[one] = group
+
+    def _matching(self, request: AllocationRequest, version: int) -> list[_Selected]:
+        """The pools that select a service and have addresses of a family."""
+        candidates = chain(
+            self._selected.get(None, ()), *(self._selected.get(label, ()) for label in request.labels.items())
+        )
+        return [one for one in candidates if one.ranges[version] and one.selects(request)]
 
     def assign(self, request: AllocationRequest, address: Address) -> None:
         if address not in self.holders:
             self.holders[address] = _Holders()
             if request.sharing and (within := self._range(address)) is not None:
-                self._shared.setdefault((request.sharing, within), _SharedAddresses()).add(
-                    len(self.holders), address
-                )
+                shared = self._shared.setdefault(request.sharing, {})
+                shared.setdefault(within, _SharedAddresses()).add(len(self.holders), address)
         self.holders[address].add(request)
         self.held.setdefault(request.key, []).append(address)
 
+    def containing(self, address: Address) -> list[tuple[AddressPool, PoolRange]]:
+        """The pools that contain an address, with the first such range of each."""
+        found: dict[int, PoolRange] = {}
+        for number, _, one in self._index.overlapping(address, address):
+            found.setdefault(number, one)
+        return [(self.pools[number], one) for number, one in found.items()]
+
     def _range(self, address: Address) -> PoolRange | None:
         """Return the allocatable range that contains an address; such ranges do not overlap."""
-        found = (pool.range_of(address) for pool in self.pools if pool.gives)
-        return next((one for one in found if one is not None), None)
+        return next((one for pool, one in self.containing(address) if pool.gives), None)
+
+    def _free(self, groups: Sequence[_Selected], version: int) -> Address | None:
+        """Return the first free address of these pools, or None."""
+        while True:
+            left = [
+                (*one.ranges[version][one.exhausted[version]], one)
+                for one in groups
+                if one.exhausted[version] < len(one.ranges[version])
+            ]
+            if not left:
+                return None
+            _, within, group = min(left, key=itemgetter(0))
+            if (free := self.lowest_free(within)) is not None:
+                return free
+            group.exhausted[version] += 1
 
     def lowest_free(self, within: PoolRange) -> Address | None:
         """Return the lowest free address of a range, or None."""
@@ -410,18 +424,15 @@ class _Allocation:
         if address.version not in request.versions or (request.wanted and address not in request.wanted):
             return False
         inside = any(
-            (found := pool.range_of(address)) is not None
-            and address not in found.reserved
-            and request.matches(pool)
-            for pool in self.pools
+            address not in within.reserved and request.matches(pool)
+            for pool, within in self.containing(address)
         )
         return inside and self.obstacle(request, address) is None
 
     def allocate_requested(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Allocate a requested address; return reason and message on failure."""
-        for pool in self.pools:
-            found = pool.range_of(address)
-            if found is None or address in found.reserved or not pool.gives or not request.matches(pool):
+        for pool, within in self.containing(address):
+            if address in within.reserved or not pool.gives or not request.matches(pool):
                 continue
             if (why := self.obstacle(request, address)) is not None:
                 return why
@@ -434,25 +445,22 @@ class _Allocation:
 
         Returns reason and message on failure.
         """
-        ranges = [
-            one
-            for pool in self.pools
-            if pool.gives and request.matches(pool)
-            for one in pool.ranges
-            if one.first.version == version
-        ]
-        if not ranges:
+        groups = self._matching(request, version)
+        if not groups:
             return "no_pool", NO_POOL
         if request.sharing:
-            shared = [found for one in ranges if (found := self._shared.get((request.sharing, one)))]
-            known = [found.first(request, self.holders) for found in shared]
+            shared = self._shared.get(request.sharing, {}).items()
+            known = [
+                found.first(request, self.holders)
+                for within, found in shared
+                if within.first.version == version and self._selecting[within].selects(request)
+            ]
             if addresses := [one for one in known if one is not None]:
-                self.assign(request, min(addresses, key=lambda one: one[0])[1])
+                self.assign(request, min(addresses, key=itemgetter(0))[1])
                 return None
-        for one in ranges:
-            if (free := self.lowest_free(one)) is not None:
-                self.assign(request, free)
-                return None
+        if (free := self._free(groups, version)) is not None:
+            self.assign(request, free)
+            return None
         return "out_of_ips", EXHAUSTED
 
     def allocate(self, request: AllocationRequest) -> tuple[str, str] | None:
@@ -484,7 +492,5 @@ def plan(pools: Sequence[AddressPool], requests: Sequence[AllocationRequest]) ->
         if request.wanted:
             addresses = tuple(sorted(addresses, key=request.wanted.index))
         grants[request.key] = Grant(addresses, *(wrong or ("satisfied", "")))
-    used = Counter(
-        pool.name for address in allocation.holders for pool in pools if pool.range_of(address) is not None
-    )
+    used = Counter(pool.name for address in allocation.holders for pool, _ in allocation.containing(address))
     return Plan(grants, used)

@@ -19,9 +19,8 @@ from cells.operator.lb_ipam.allocation import (
     SATISFIED,
     AddressPool,
     Grant,
-    LoadBalancerPool,
 )
-from cells.operator.objects import CLUSTER_SERVICES, ClusterService
+from cells.operator.objects import CLUSTER_SERVICES, ClusterService, LoadBalancerPool
 
 CONFLICT = "cilium.io/PoolConflict"
 COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")
