@@ -110,9 +110,7 @@ class AddRequest(msgspec.Struct, eq=False):
         await self._identify()
         attempts, until = 0, anyio.current_time() + _ADDRESS_SECONDS
         while not self.answered:
-            attempts += (
-                self.exhausted is None
-            )  # other ADDs may take released addresses, so only the deadline ends this wait
+            attempts += self.exhausted is None  # waiting for addresses ends with the deadline only
             await self._roll_back()
             if self.exhausted is not None and anyio.current_time() >= until:
                 self.error = self.exhausted

@@ -175,6 +175,7 @@ class CniServer:
         self._server = PacketServer(self._handle, log, uids=uids, settle=self._settle)
         self._tasks: TaskGroup | None = None
         self._queues: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
+        """Queued calls, by container with a call in progress."""
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
         self._creating: AddRequest | None = None
         """The ADD with a link in creation, while the event loop serves the previous ADD."""

@@ -127,8 +127,10 @@ class PacketServer:
         self.silent: dict[socket.socket, None] = {}
         """Connections that have not sent a packet, the oldest first."""
         self._next_log = 0.0
+        """Time of the next log line about failed accepts."""
         self._accept_timer: asyncio.TimerHandle | None = None
         self._turn_ends: float | None = None
+        """End of the time for calls in this iteration of the event loop; None before its first call."""
         self._turn_over = asyncio.Event()
         self._yielded_once = False
 

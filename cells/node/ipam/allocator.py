@@ -442,9 +442,7 @@ class Allocator:
                 self._record(ip, owner, pool)
                 self.allocated[family] += 1
                 return Allocation(ip, pool, owner)
-            self._record(
-                ip, f"{excluded_for} (excluded)", pool
-            )  # stays allocated, so that it is skipped only once
+            self._record(ip, f"{excluded_for} (excluded)", pool)  # stays allocated: skipped only once
 
     def _record(self, ip: IPAddress, owner: str, pool: str) -> None:
         text = text_of(ip)
