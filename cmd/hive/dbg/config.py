@@ -26,10 +26,26 @@ OPTIONS: Final = {
     "TraceNotification": "Enable trace notifications",
 }
 """Options that the client knows, and what they do."""
+AGGREGATION: Final = "MonitorAggregationLevel"
+_LEVELS: Final = {
+    "": 0,
+    "none": 0,
+    "disabled": 0,
+    "lowest": 1,
+    "low": 2,
+    "medium": 3,
+    "max": 4,
+    "maximum": 4,
+    **{str(number): number for number in range(5)},
+}
 _WORDS: Final = {
     **dict.fromkeys(("enable", "enabled", "true", "1", "on"), True),
     **dict.fromkeys(("disable", "disabled", "false", "0", "off"), False),
 }
+
+
+class InvalidOptionError(ValueError):
+    """Raised for an option that the client does not know, or a value of another kind."""
 
 
 @click.command()
@@ -95,15 +111,12 @@ def _show(status: Any, show_all: bool, read_only: bool, output: str) -> None:
         return
     text = ""
     if show_all or read_only:
-        text += "#### Read-only configurations ####\n" + option_lines(_read_only(status))
-        text += "\n" if show_all else ""
+        text += "#### Read-only configurations ####\n" + _read_only_lines(status)
     if not read_only:
-        text += "##### Read-write configurations #####\n" + option_lines(
-            dict(sorted(_realized(status).items()))
-        )
-        pages = (status.get("nodeMonitor") or {}).get("npages", 0)
-        changeable = {"MonitorNumPages": pages, "PolicyEnforcement": realized.get("policy-enforcement", "")}
-        text += option_lines(changeable)
+        text += "##### Read-write configurations #####\n" + option_lines(_realized(status))
+        if (pages := status.get("nodeMonitor")) is not None:
+            text += _line("MonitorNumPages", str(pages.get("npages", 0)))
+        text += _line("PolicyEnforcement", realized.get("policy-enforcement", ""))
     click.echo(text, nl=False)
 
 
@@ -120,42 +133,44 @@ def _get(names: tuple[str, ...], output: str) -> None:
 
 
 def _change(options: tuple[str, ...], num_pages: int) -> None:
-    _status()
+    pages = (_status().get("nodeMonitor") or {}).get("npages")
     spec = _config().get("spec") or {}
-    known = {name.lower(): name for name in (*OPTIONS, *(spec.get("options") or {}))}
-    enforcement = None
-    others = []
-    for text in options:
-        name, _, value = text.partition("=")
-        if name.lower() == "policyenforcement":
-            enforcement = value
-        else:
-            others.append(text)
-    changed = changed_options(others, known, {True: "Enabled", False: "Disabled"})
-    if num_pages:
+    changed: dict[str, str] = {}
+    if num_pages and pages is not None and num_pages != pages:
         changed["MonitorNumPages"] = str(num_pages)
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.ClickException("Improper configuration format provided")
+        if name == "PolicyEnforcement":
+            spec["policy-enforcement"] = value
+            continue
+        try:
+            proper, number = parse_option(text, (*OPTIONS, *(spec.get("options") or {})))
+        except InvalidOptionError as error:
+            click.echo(str(error))
+            raise click.exceptions.Exit(1) from error
+        changed[proper] = value if proper == AGGREGATION else "Enabled" if number else "Disabled"
     spec["options"] = {**(spec.get("options") or {}), **changed}
-    if enforcement is not None:
-        spec["policy-enforcement"] = enforcement
     ask_or_fail("Unable to change agent configuration", "PATCH /config", body=spec)
 
 
-def changed_options(
-    texts: Iterable[str], known: Mapping[str, str], words: Mapping[bool, str]
-) -> dict[str, str]:
-    """Options as ``Name=value`` names them, under their proper names. Raises click.ClickException."""
-    changed = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if (proper := known.get(name.lower())) is None:
-            raise click.ClickException(f'Cannot parse option {text}: unknown option "{name}"')
-        if not equals:
-            raise click.ClickException(f"Cannot parse option {text}: expected {proper}=enable|disable")
-        flag = _WORDS.get(value.lower())
-        if flag is None and proper != "MonitorAggregationLevel":
-            raise click.ClickException(f'Cannot parse option {text}: invalid option value "{value}"')
-        changed[proper] = value if flag is None else words[flag]
-    return changed
+def parse_option(text: str, known: Iterable[str]) -> tuple[str, int]:
+    """The proper name and the number of an option such as ``Name=enable``. Raises InvalidOptionError."""
+    negated = text.startswith("!")
+    name, equals, value = text.removeprefix("!").partition("=")
+    if not equals or negated:
+        raise InvalidOptionError(f"invalid {'boolean' if equals else 'option'} format")
+    proper = next((one for one in known if one.lower() == name.lower()), None)
+    if proper is None:
+        raise InvalidOptionError(f'unknown option "{name}"')
+    if proper != AGGREGATION:
+        if (flag := _WORDS.get(value.lower())) is None:
+            raise InvalidOptionError(f"invalid option value {value}")
+        return proper, int(flag)
+    if (level := _LEVELS.get(value.lower())) is None:
+        raise InvalidOptionError(f'invalid monitor aggregation level "{value}"')
+    return proper, level
 
 
 def options_text(names: Iterable[str]) -> str:
@@ -163,16 +178,30 @@ def options_text(names: Iterable[str]) -> str:
     return "".join(f"{name:<24} {OPTIONS[name]}\n" for name in names)
 
 
-def option_lines(values: Mapping[str, Any]) -> str:
-    """A line for each value; what has parts has a line for each of them."""
-    lines = []
-    for name, value in values.items():
+def option_lines(values: Mapping[str, Any], *, indented: bool = False) -> str:
+    """A line for each option, sorted; what can be read as a boolean is Enabled or Disabled."""
+    return "".join(_line(name, _switch(_go_value(values[name])), indented) for name in sorted(values))
+
+
+def _switch(value: str) -> str:
+    flag = _WORDS.get(value.lower())
+    return value if flag is None else "Enabled" if flag else "Disabled"
+
+
+def _line(name: str, value: str, indented: bool = False) -> str:
+    return f"\t{name:<26}: {value}\n" if indented else f"{name:<34}: {value}\n"
+
+
+def _read_only_lines(status: Any) -> str:
+    text = ""
+    for name, value in sorted((status.get("daemonConfigurationMap") or {}).items()):
         if isinstance(value, dict):
-            lines.append(name)
-            lines += [f"\t{key:<26}: {_go_value(value[key])}" for key in sorted(value)]
+            text += f"{name}\n" + option_lines(value, indented=True)
         else:
-            lines.append(f"{name:<34}: {_go_value(value)}")
-    return "".join(f"{line}\n" for line in lines)
+            text += _line(name, _go_value(value))
+    for name in ("k8s-configuration", "k8s-endpoint"):
+        text += _line(name, status.get(name, ""))
+    return text + option_lines(status.get("immutable") or {})
 
 
 def _go_value(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from hive.dbg.config import changed_options, option_lines, options_text
+from hive.dbg.config import InvalidOptionError, option_lines, options_text, parse_option
 from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
@@ -204,9 +204,15 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
             click.echo(option_lines(status.get("immutable") or {}), nl=False)
             click.echo(option_lines(realized.get("options") or {}), nl=False)
         return
-    known = {name.lower(): name for name in (*_ENDPOINT_OPTIONS, *(realized.get("options") or {}))}
-    changed = changed_options(options, known, {True: "1", False: "0"})
-    realized["options"] = {**(realized.get("options") or {}), **changed}
+    present = realized.get("options") or {}
+    changed = {}
+    for text in options:
+        try:
+            name, number = parse_option(text, (*_ENDPOINT_OPTIONS, *present))
+        except InvalidOptionError as error:
+            raise click.ClickException(f"Cannot parse option {text}: {error}") from error
+        changed[name] = str(number)
+    realized["options"] = {**present, **changed}
     ask_or_fail(
         f"Cannot update endpoint {endpoint}", "PATCH /endpoint/{id}/config", id=endpoint, body=realized
     )
