@@ -113,7 +113,7 @@ class AttachAllocator(Protocol):
 class ConntrackCleanup(Protocol):
     """Conntrack entries of deleted pods; implemented by cells.endpoint.Endpoints."""
 
-    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+    async def wait_scrubbed(self, addresses: Collection[IPAddress]) -> None:
         """Return once the addresses have no conntrack or NAT entries."""
         ...
 

@@ -149,7 +149,7 @@ class LinkTeardown:
 
     async def _release_all(self, links: _DeletedLinks, done: anyio.Event) -> None:
         try:
-            await self._flows.forgotten([ip for _, addresses in links for ip, _ in addresses])
+            await self._flows.wait_scrubbed([ip for _, addresses in links for ip, _ in addresses])
             for _, addresses in links:
                 self.release(*addresses)
         finally:
@@ -158,7 +158,7 @@ class LinkTeardown:
     async def _finish(self, done: anyio.Event, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
         try:
             if await self._delete(ifindex):
-                await self._flows.forgotten([ip for ip, _ in addresses])
+                await self._flows.wait_scrubbed([ip for ip, _ in addresses])
                 self.release(*addresses)
             elif self._tasks is not None:
                 self._tasks.start_soon(self._retry, ifindex, addresses)
@@ -181,7 +181,7 @@ class LinkTeardown:
             delay = min(delay * 2, _LAST_RETRY_SECONDS)
             if await self._delete(ifindex):
                 self._health.ok("all links are deleted")
-                await self._flows.forgotten([ip for ip, _ in addresses])
+                await self._flows.wait_scrubbed([ip for ip, _ in addresses])
                 self.release(*addresses)
                 return
 
@@ -255,7 +255,7 @@ class Detacher:
             for endpoint in self._endpoints.all()
             if endpoint.network
             and endpoint.network == network
-            and not endpoint.datapath.on_anothers_link
+            and not endpoint.datapath.is_chained
             and endpoint.container_id not in busy
             and (endpoint.container_id, endpoint.container_ifname) not in valid
         ]
@@ -267,7 +267,7 @@ class Detacher:
         problems = self._endpoints.delete(endpoint, release_address=False)
         if problems:
             self._log.warning("pod removed with errors", endpoint=endpoint.id, problems=list(problems))
-        if not endpoint.datapath.on_anothers_link:
+        if not endpoint.datapath.is_chained:
             addresses = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
             self._teardown.start(endpoint.ifindex, *addresses)
         self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)

@@ -135,7 +135,7 @@ class EndpointSettings(Settings, frozen=True):
 class PodRouting(msgspec.Struct, frozen=True):
     """How packets between the node and its pods are routed."""
 
-    own_routes: bool
+    endpoint_routes: bool
     """Whether each pod has a route over its link."""
 
 

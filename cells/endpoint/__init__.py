@@ -1,10 +1,12 @@
-"""The endpoints of this node: attachments of containers to its network.
+"""The endpoints of this node: the ``endpoints`` table, and the cell that creates, changes and removes them.
 
-Controller and kernel edge: a request becomes a row of the ``endpoints`` table, entries in BPF maps, a program
-on the link and a state directory, or fails without leaving any of them.
+A request (``PUT /endpoint``, or our CNI plugin's ADD) becomes a table row, entries in BPF maps, programs on
+the link and a state directory; a failed request leaves none of them.
 
-Why: a pod waits for its endpoint, so creation is synchronous and makes few system calls. Slow work
-     (conntrack clean-up, retries) follows later.
+Why: a pod waits for its endpoint, so creation is synchronous and makes few system calls. Slow work (conntrack
+scrub, retries) runs later.
+
+Source: Cilium's pkg/endpoint and pkg/endpointmanager.
 """
 
 from __future__ import annotations
@@ -132,7 +134,10 @@ __all__ = [
 
 
 def families(endpoints: Endpoints, lag: float | None = None) -> Iterator[MetricFamily]:
-    """Metrics of endpoints: their number, states and regenerations; the lag of the last pod, if known."""
+    """Yield the metrics of endpoints: their number, states and regenerations.
+
+    ``lag`` is the Kubernetes event lag of the last pod; None if unknown.
+    """
     present = endpoints.all()
     yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(present))
     yield gauge(
@@ -159,7 +164,7 @@ def families(endpoints: Endpoints, lag: float | None = None) -> Iterator[MetricF
 
 
 def _builds(builds: Builds) -> Iterator[MetricFamily]:
-    """Metrics of regenerations, under both of Cilium's names: of endpoints and of policy.
+    """Yield the metrics of regenerations, under Cilium's names for endpoints and for policy.
 
     Cilium declares the outcome ``failure`` but counts under ``fail``, so both are exported.
     """
@@ -189,42 +194,42 @@ def _builds(builds: Builds) -> Iterator[MetricFamily]:
 
 
 def endpoint_table() -> Table[int, Endpoint]:
-    """The ``endpoints`` table, by endpoint id; indexed by registered names and by container."""
+    """Create the ``endpoints`` table, by endpoint id; indexed by registered names and by container."""
     return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
 
 def endpoint_maps(maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> EndpointMaps:
-    """The node's BPF maps, as endpoints use them."""
+    """Provide the node's BPF maps as endpoints use them."""
     return KernelMaps(maps, local, collector)
 
 
 def endpoint_programs(datapath: Datapath) -> EndpointPrograms:
-    """The node's datapath, as endpoints use it."""
+    """Provide the node's datapath as endpoints use it."""
     return datapath
 
 
 def endpoint_routes(links: HostLinks) -> EndpointRoutes:
-    """The node's routes, as endpoints use them."""
+    """Provide the node's routes as endpoints use them."""
     return links
 
 
 def endpoint_addresses(ipam: Ipam) -> EndpointAddresses:
-    """The node's address allocator, as endpoints use it."""
+    """Provide the node's IPAM as endpoints use it."""
     return ipam
 
 
 def state_files(agent: AgentConfig) -> StateFiles:
-    """The node's state directory."""
+    """Provide the node's state directory."""
     return StateFiles(agent.state)
 
 
 def pod_routing(settings: EndpointSettings) -> PodRouting:
-    """Whether pods have their own routes, from the settings."""
-    return PodRouting(own_routes=settings.enable_endpoint_routes)
+    """Provide whether each pod has its own route (``enable-endpoint-routes``)."""
+    return PodRouting(endpoint_routes=settings.enable_endpoint_routes)
 
 
 def pod_metadata(pods: KubernetesPods) -> PodMetadata:
-    """Labels and MAC addresses of pods, for new endpoints."""
+    """Provide labels and MAC addresses of pods for new endpoints."""
     return pods
 
 
@@ -240,7 +245,7 @@ def pod_labels_watch(
     health: Health,
     log: Logger,
 ) -> PodLabelsWatch:
-    """The controller that applies changes of pods' and namespaces' labels to endpoints."""
+    """Create the controller that applies changed labels of pods and namespaces to endpoints."""
     return PodLabelsWatch(
         pods,
         changes,
@@ -255,7 +260,7 @@ def pod_labels_watch(
 
 
 def endpoint_metrics(all_endpoints: Endpoints, pods: PodLabelsWatch) -> Member[metrics.Collector]:
-    """Metrics of endpoints."""
+    """Provide the metrics of endpoints."""
 
     async def collect() -> Iterable[metrics.MetricFamily]:
 

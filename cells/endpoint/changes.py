@@ -1,4 +1,8 @@
-"""Changes of endpoints at run time: labels, source verification and policy enforcement."""
+"""Changes of endpoints at run time: labels, source address verification and policy enforcement.
+
+``EndpointChanges`` serves the API and ``PodLabelsWatch``; ``PolicyEnforcement`` serves ``PATCH /config``.
+Each change updates the endpoint's row and requests a regeneration.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import msgspec
 
 from cells.base.labels import Label
 from cells.cluster.identity.identities import Identities, Identity
-from cells.endpoint.labels import EndpointLabels, labels_of, of_pod, with_custom
+from cells.endpoint.labels import EndpointLabels, labels_of, with_custom_labels, with_pod_labels
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint, EndpointError, Level, State
 from cells.endpoint.pods import KubernetesPods
@@ -22,84 +26,87 @@ from cells.policy import Enforcement
 from cells.policy.maps import EndpointPolicies, NodePolicy
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
-# Changes of one endpoint: labels, and whether its source addresses are verified.
+# Changes of one endpoint: labels and source address verification.
 #
 # Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
 
 
 class EndpointChanges:
-    """Changes an endpoint and regenerates it; failed regenerations are retried."""
+    """Changes an endpoint's row and regenerates the endpoint; failed regenerations are retried."""
 
     def __init__(self, endpoints: Endpoints, regenerations: Regenerations, identities: Identities) -> None:
         self._endpoints = endpoints
         self._regenerations = regenerations
         self._identities = identities
-        self._keep = identities.filter
+        self._filter = identities.filter
 
     async def relabel(self, endpoint: Endpoint, wanted: Iterable[str]) -> str:
-        """Replace the labels that a user put on the endpoint.
+        """Replace the endpoint's custom labels.
 
-        Returns the error of the regeneration; empty if it succeeded, or nothing changed. Raises EndpointError
+        Returns the error of the regeneration; empty if it succeeded or nothing changed. Raises EndpointError
         500.
         """
         custom = tuple(wanted)
-        if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom, self._keep)):
+        if not await self._endpoints.relabel(
+            endpoint.id, lambda now: with_custom_labels(now, custom, self._filter)
+        ):
             return ""
-        return await self._built(endpoint, "updated security labels")
+        return await self._regenerate(endpoint, "updated security labels")
 
     def is_outdated(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
-        """Whether the endpoint's labels or identity differ from those its pod should have.
+        """Whether the endpoint's labels or identity differ from those of its pod.
 
-        ``labels`` are the pod's; None if they are unknown, then only the identity is compared.
+        ``labels`` are the pod's; with None (unknown), only the identity is compared with the endpoint's
+        labels.
         """
-        if labels is not None and of_pod(endpoint, labels, self._keep) != labels_of(endpoint):
+        if labels is not None and with_pod_labels(endpoint, labels, self._filter) != labels_of(endpoint):
             return True
         return not self._identities.stands_for(endpoint.identity, endpoint.labels)
 
-    async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
-        """Apply the labels of the endpoint's pod; labels that a user added stay.
+    async def apply_pod_labels(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
+        """Apply the labels of the endpoint's pod; custom labels stay.
 
-        Returns the error of the regeneration; empty if it succeeded, or nothing changed. With None for
-        ``labels`` only the identity is replaced, if it no longer represents the endpoint's labels. Raises
+        Returns the error of the regeneration; empty if it succeeded or nothing changed. With None for
+        ``labels``, only an identity that no longer represents the endpoint's labels is replaced. Raises
         EndpointError 500.
         """
         pod = None if labels is None else tuple(labels)
 
         def wanted(now: Endpoint) -> EndpointLabels:
-            return labels_of(now) if pod is None else of_pod(now, pod, self._keep)
+            return labels_of(now) if pod is None else with_pod_labels(now, pod, self._filter)
 
         if not await self._endpoints.relabel(endpoint.id, wanted):
             return ""
-        return await self._built(endpoint, "updated security labels")
+        return await self._regenerate(endpoint, "updated security labels")
 
     async def verify_source(self, endpoint: Endpoint, verify: bool) -> str:
-        """Allow packets from the endpoint's own addresses only, or from any address.
+        """Enable or disable source address verification for the endpoint.
 
-        Returns the error of the regeneration; empty if it succeeded, or nothing changed.
+        Returns the error of the regeneration; empty if it succeeded or nothing changed.
         """
         if endpoint.datapath.disable_sip_verification is not verify:
             return ""
         self._endpoints.verify_source(endpoint.id, verify)
-        return await self._built(endpoint, "endpoint options changed via API")
+        return await self._regenerate(endpoint, "endpoint options changed via API")
 
-    async def _built(self, endpoint: Endpoint, reason: str) -> str:
+    async def _regenerate(self, endpoint: Endpoint, reason: str) -> str:
         return await self._regenerations.request(endpoint.id, Level.DATAPATH, reason).result()
 
 
-# Changes of the configuration of all endpoints.
+# Changes of the agent's runtime configuration.
 #
 # Source: Cilium 1.17, the daemon's configuration.
 
 
 class Enforced(msgspec.Struct, frozen=True):
-    """The configuration that can change while the agent runs."""
+    """The configuration that ``PATCH /config`` can change."""
 
     enforcement: Enforcement
     source_ip_verification: bool
 
 
 class PolicyEnforcement:
-    """Changes the enforcement mode and source verification of all endpoints."""
+    """Changes the policy enforcement mode and source address verification of all endpoints."""
 
     def __init__(
         self,
@@ -121,25 +128,25 @@ class PolicyEnforcement:
         return Enforced(self._policy.enforcement, self._endpoints.source_ip_verification)
 
     def refusal(self, wanted: Enforced) -> str:
-        """Why the change is impossible now, in one line; empty if it is possible.
+        """Return why the change is impossible now, in one line; empty if it is possible.
 
-        Restored endpoints keep their policies until all rules are received, whatever the mode: without the
-        rules, the traffic that a mode allows is unknown.
+        Restored endpoints keep their policies until all rules are received, in every mode: without the rules,
+        the traffic that a mode allows is unknown.
         """
         policies = self._policies
-        keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
-        if wanted.enforcement is self.now.enforcement or not keeping:
+        waiting = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
+        if wanted.enforcement is self.now.enforcement or not waiting:
             return ""
         return (
-            f"policy enforcement is not changed: {keeping} restored endpoints keep their policies"
-            f" until these are known: {policies.unknown_rules}; ask again then"
+            f"policy enforcement not changed: {waiting} restored endpoints keep their policies"
+            f" until received: {policies.unknown_rules}; retry then"
         )
 
     async def change(self, wanted: Enforced) -> list[int]:
-        """Apply the configuration; return the endpoints that failed to regenerate, which are retried.
+        """Apply the configuration; return the ids of endpoints that failed to regenerate.
 
-        A no-op if it is already current. Call refusal() first. On return, the maps of every other endpoint
-        conform to this configuration or a later one.
+        Failed regenerations are retried. Returns at once if nothing changes. Call refusal() first. On return,
+        the maps of all other endpoints conform to this configuration or a later one.
         """
         if wanted == self.now:
             return []
@@ -160,7 +167,7 @@ class PolicyEnforcement:
         return [number for number in failed if self._endpoints.get(number) is not None]
 
 
-# Endpoints follow the labels of their pods and namespaces.
+# Updates of endpoints' labels from pods and namespaces.
 #
 # Controller: tables of pods, namespaces, identities and endpoints in; changed endpoints out.
 # Source:     Cilium 1.17, updates of pods and namespaces.
@@ -169,7 +176,10 @@ RETRY: Final = Backoff(first=1.0, maximum=30.0)
 
 
 class PodLabelsWatch:
-    """Applies changes of pods' and namespaces' labels; endpoints do not wait for each other's identities."""
+    """Applies changed labels of pods and namespaces to endpoints, each in its own task.
+
+    An endpoint that waits for its identity does not delay others.
+    """
 
     def __init__(
         self,
@@ -189,14 +199,14 @@ class PodLabelsWatch:
         self._endpoints = endpoints
         self._health = health.child("pod-labels")
         self._log = log
-        self._due: set[int] = set()
-        self._busy: set[int] = set()
+        self._queued: set[int] = set()
+        self._updating: set[int] = set()
         self._failing: dict[int, str] = {}
         self._pending = anyio.Event()
         self.lag: float | None = None
-        """Seconds from the creation of an endpoint to the first event of its pod, for the last new pod.
+        """Seconds from the creation of an endpoint to the first event of its pod, for the newest pod.
 
-        0 if the pod's object came first; None before the first pod.
+        0 if the pod's object was received first; None before the first pod.
         """
         jobs.observe("pods", pod_table.changes, self._follow_pods)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
@@ -206,7 +216,7 @@ class PodLabelsWatch:
         jobs.one_shot("pod-labels", self._run)
 
     async def _follow_rules(self) -> None:
-        """Check all endpoints once the rules are received: no pod has labels before."""
+        """Check all endpoints once all rules are received; before, pods' labels are not applied."""
         await self._pods.ready()
         self._check(one.id for one in self._endpoints.all())
 
@@ -217,7 +227,10 @@ class PodLabelsWatch:
                 self.lag = self._lag_of(change.row)
 
     def _lag_of(self, pod: Pod) -> float:
-        """Source: Cilium 1.17, cilium_k8s_event_lag_seconds."""
+        """Return the seconds since the creation of the pod's endpoint; 0 without an endpoint.
+
+        Source: Cilium's cilium_k8s_event_lag_seconds.
+        """
         now = time.time()
         created = [
             one.created
@@ -230,35 +243,35 @@ class PodLabelsWatch:
         self._check_by({change.key for change in changes}, lambda one: ("", one.pod_namespace))
 
     async def _follow_endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
-        """Check new and restored endpoints: they may have missed a change of their pods."""
+        """Check new and restored endpoints, which may have missed changes of their pods."""
         self._check(change.row.id for change in changes if change.row is not None)
 
     def _needs_update(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
         return row is not None and self._is_outdated(row.id)
 
     async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
-        """Check endpoints that have a changed identity."""
+        """Check the endpoints with a changed identity."""
         self._check_by({change.key for change in changes}, lambda one: one.identity)
 
     def _check_by(self, keys: set[Any], key_of: Any) -> None:
         self._check(one.id for one in self._endpoints.all() if key_of(one) in keys)
 
     def _check(self, numbers: Iterable[int]) -> None:
-        self._due.update(numbers)
-        if self._due:
+        self._queued.update(numbers)
+        if self._queued:
             self._pending.set()
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             while True:
-                if not self._due - self._busy:
+                if not self._queued - self._updating:
                     self._pending = anyio.Event()
                     await self._pending.wait()
-                for number in self._due - self._busy:
-                    self._due.discard(number)
+                for number in self._queued - self._updating:
+                    self._queued.discard(number)
                     if self._is_outdated(number):
-                        self._busy.add(number)
-                        tasks.start_soon(self._follow, number)
+                        self._updating.add(number)
+                        tasks.start_soon(self._update_labels, number)
                 await anyio.lowlevel.checkpoint()
 
     def _is_outdated(self, number: int) -> bool:
@@ -268,17 +281,17 @@ class PodLabelsWatch:
         return self._changes.is_outdated(endpoint, self._labels(endpoint))
 
     def _labels(self, endpoint: Endpoint) -> list[Label] | None:
-        """Labels of the endpoint's pod; None if it has none, or its object is not received."""
+        """Return the labels of the endpoint's pod; None without a pod, or if its object is not received."""
         if not endpoint.pod_name:
             return None
         return self._pods.of(endpoint.pod_namespace, endpoint.pod_name, endpoint.pod_uid)
 
-    async def _follow(self, number: int) -> None:
+    async def _update_labels(self, number: int) -> None:
         failures = 0
         try:
             while (endpoint := self._endpoints.get(number)) is not None:
                 try:
-                    await self._changes.follow_pod(endpoint, self._labels(endpoint))
+                    await self._changes.apply_pod_labels(endpoint, self._labels(endpoint))
                     break
                 except EndpointError as error:
                     failures += 1
@@ -286,7 +299,7 @@ class PodLabelsWatch:
                     await anyio.sleep(RETRY.pause(failures))
             self._set_error(number, "")
         finally:
-            self._busy.discard(number)
+            self._updating.discard(number)
             self._check([number])
 
     def _set_error(self, number: int, error: str) -> None:
@@ -294,9 +307,9 @@ class PodLabelsWatch:
             self._failing.pop(number, None)
         elif self._failing.get(number) != error:
             self._failing[number] = error
-            self._log.warning("labels of a pod not applied to its endpoint", endpoint=number, error=error)
+            self._log.warning("pod labels not applied to the endpoint", endpoint=number, error=error)
         if self._failing:
             more = f" and {len(self._failing) - 1} more" if len(self._failing) > 1 else ""
             self._health.degraded(f"{next(iter(self._failing.values()))}{more}")
         else:
-            self._health.ok("endpoints have the labels of their pods")
+            self._health.ok("endpoints have their pods' labels")

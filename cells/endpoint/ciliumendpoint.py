@@ -1,10 +1,11 @@
-"""Writes a CiliumEndpoint for every pod of this node: its addresses and identity, for other nodes.
+"""Publishes a CiliumEndpoint for every pod of this node: its addresses, identity and policy status.
 
-Controller and reconciler: endpoints, pods, policies and this node in; the table ``ciliumendpoint`` and
-objects of the API server out. With manifests as the source, only the table is written.
+``PodEndpoints`` computes the table ``ciliumendpoint`` from endpoints, pods, policies and this node;
+``CiliumEndpointSync`` reconciles it to the API server. With manifests as the source of objects, only the
+table is written.
 
-Why: other nodes find the identity of a pod's packets by these objects. An object has its pod as owner, so
-     Kubernetes deletes both; it is written only if it differs.
+Why: other nodes learn the identities of pods' addresses from these objects. The pod owns the object, so
+Kubernetes deletes both.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from lifecycle.tables import BatchFailures
 __all__ = ["PodEndpoint", "cell"]
 
 
-# The contents of a pod's CiliumEndpoint.
+# The desired CiliumEndpoint of a pod.
 #
 # Source: Cilium 1.17, CiliumEndpoint: all but metadata is in its status.
 
@@ -73,7 +74,7 @@ SHOWN_AS_READY = frozenset(
         State.DISCONNECTED,
     }
 )
-"""States that every build passes through: showing each would cost a write to the API server."""
+"""States published as ``ready``: a write to the API server for each regeneration would be too many."""
 
 
 class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     pod: str
-    """Name of the owner. It and the UID are empty if the pod's object has no UID."""
+    """Name of the owner. Name and UID are empty if the pod's object has no UID."""
     pod_uid: str
     node_name: str
     """The node of the agent that writes the object."""
@@ -91,19 +92,18 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
         return self.namespace, self.name
 
     @property
     def digest(self) -> int:
-        """Hash of the row, to compare with SlimEndpoint."""
+        """The hash of the row, comparable with that of SlimEndpoint."""
         return digest(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
 
 
 def pod_endpoint(
     endpoint: Endpoint, pod: Pod, policy: RealizedPolicy | None, node: ClusterNode | None
 ) -> PodEndpoint | None:
-    """The desired object of an endpoint; None while it has no identity, or if it is not a pod's."""
+    """Return the desired object of an endpoint; None if it has no identity or is not a pod's."""
     if not endpoint.identity or pod.spec.host_network or node is None:
         return None
     legacy = not endpoint.disable_legacy_identifiers
@@ -144,13 +144,13 @@ def pod_endpoint(
 
 
 def named_ports(pod: Pod) -> Iterator[NamedPort]:
-    """The named ports of a pod's containers."""
+    """Yield the named ports of a pod's containers."""
     for port in pod.named_ports:
         yield NamedPort(name=port.name, port=port.container_port, protocol=port.protocol)
 
 
 def body(wanted: PodEndpoint) -> dict[str, Any]:
-    """The whole object, to create it."""
+    """Return the complete object, for its creation."""
     return {
         "apiVersion": CILIUM_ENDPOINTS.api_version,
         "kind": CILIUM_ENDPOINTS.kind,
@@ -166,14 +166,14 @@ def body(wanted: PodEndpoint) -> dict[str, Any]:
 
 
 def owners(wanted: PodEndpoint) -> list[dict[str, Any]]:
-    """The owner reference to the pod; none if it has no UID, as a static pod before its object exists."""
+    """Return the owner reference to the pod; empty without a UID, as of a static pod's missing object."""
     if not wanted.pod_uid:
         return []
     return [{"apiVersion": "v1", "kind": "Pod", "name": wanted.pod, "uid": wanted.pod_uid}]
 
 
 def status(wanted: PodEndpoint) -> dict[str, Any]:
-    """The status as JSON, always with ``enforcing``: the CRD requires it."""
+    """Return the status as JSON, always with ``enforcing``, which the CRD requires."""
     wire: dict[str, Any] = msgspec.to_builtins(wanted.status)
     for direction in wire.get("policy", {}).values():
         direction.setdefault("enforcing", False)
@@ -181,7 +181,7 @@ def status(wanted: PodEndpoint) -> dict[str, Any]:
 
 
 def of_object(row: CiliumEndpoint) -> PodEndpoint:
-    """Contents of an object, to compare with the desired row."""
+    """Return the contents of an object, comparable with a desired row."""
     pod, pod_uid = owner_of(row)
     return PodEndpoint(
         namespace=row.namespace,
@@ -204,13 +204,13 @@ def _direction(*, enforced: bool) -> dict[str, Any]:
 
 
 def pod_endpoints() -> Table[tuple[str, str], PodEndpoint]:
-    """The ``ciliumendpoint`` table, by namespace and name."""
+    """Create the table ``ciliumendpoint``, by namespace and name."""
     return Table("ciliumendpoint", key=lambda one: one.key)
 
 
 @after(ExposedEndpoints)
 class PodEndpoints:
-    """Maintains the table; it is initialized once restored endpoints, pods and this node are listed."""
+    """Maintains the table; initialized once restored endpoints, pods and this node are listed."""
 
     def __init__(
         self,
@@ -226,45 +226,46 @@ class PodEndpoints:
         self._pods = pods
         self._policies = policies
         self._nodes = nodes
-        self._own = ""
-        """Name of this node's row."""
-        self._first = table.initializer("endpoints and their pods")
-        self._names: dict[int, tuple[str, str]] = {}
-        """Key of the desired object, by endpoint id."""
-        self._claims: dict[tuple[str, str], dict[int, PodEndpoint]] = {}
-        """Candidates for an object by endpoint id: if an old sandbox got no DEL, the newer endpoint wins."""
+        self._node_name = ""
+        """Key of this node's row in the table of nodes."""
+        self._initializer = table.initializer("endpoints and their pods")
+        self._keys: dict[int, tuple[str, str]] = {}
+        """Key of the object, by endpoint id."""
+        self._candidates: dict[tuple[str, str], dict[int, PodEndpoint]] = {}
+        """Endpoints with the same object; the newest wins, as an old sandbox may have received no DEL."""
         jobs.observe("endpoints", partial(endpoints.changes, only=self._is_relevant), self._follow)
-        jobs.observe("policies", partial(policies.changes, only=self._affects), self._follow)
+        jobs.observe("policies", partial(policies.changes, only=self._is_relevant_policy), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
         jobs.observe("node", self._own_row, self._follow_node)
 
     async def _own_row(self) -> AsyncIterator[None]:
         await self._pods.wait_initialized()
         await wait_own(self._nodes)
-        self._own = next((node.full_name for node in self._nodes.all() if node.local), "")
-        seen = self._nodes.get(self._own)
+        self._node_name = next((node.full_name for node in self._nodes.all() if node.local), "")
+        seen = self._nodes.get(self._node_name)
         yield
         while True:
-            seen = await self._nodes.wait_changed(self._own, seen)
+            seen = await self._nodes.wait_changed(self._node_name, seen)
             yield
 
     async def _follow_node(self, _: None) -> None:
         self._publish(one.id for one in self._endpoints.all())
-        self._first.done()
+        self._initializer.done()
 
     def _is_relevant(self, number: Hashable, old: Endpoint | None, row: Endpoint | None) -> bool:
-        """Whether a change of an endpoint may change an object. Without pods there are none."""
+        """Whether a change of an endpoint may change an object; without pods there are no objects."""
         same_object = (
             old is not None
             and row is not None
             and {old.state, row.state} <= SHOWN_AS_READY
             and replace(old, state=row.state) == row
         )
-        return not same_object and (number in self._names or len(self._pods) > 0)
+        return not same_object and (number in self._keys or len(self._pods) > 0)
 
-    def _affects(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
-        """Whether a change of a policy changes an existing row; a new row reads the policy itself."""
-        return number in self._names and _enforced(old) != _enforced(row)
+    def _is_relevant_policy(
+        self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None
+    ) -> bool:
+        return number in self._keys and _enforced(old) != _enforced(row)
 
     async def _follow(self, changes: Sequence[Change[Any, Any]]) -> None:
         self._publish(change.key for change in changes)
@@ -277,19 +278,19 @@ class PodEndpoints:
         changed = set()
         for number in numbers:
             row = self._row(number)
-            if (before := self._names.pop(number, None)) is not None:
+            if (before := self._keys.pop(number, None)) is not None:
                 changed.add(before)
-                del self._claims[before][number]
+                del self._candidates[before][number]
             if row is not None:
                 changed.add(row.key)
-                self._names[number] = row.key
-                self._claims.setdefault(row.key, {})[number] = row
+                self._keys[number] = row.key
+                self._candidates.setdefault(row.key, {})[number] = row
         with self._table.txn() as rows:
             for key in changed:
-                if claims := self._claims[key]:
+                if claims := self._candidates[key]:
                     rows.put(claims[max(claims, key=self._created)])
                 else:
-                    del self._claims[key]
+                    del self._candidates[key]
                     rows.delete(key)
 
     def _created(self, number: int) -> float:
@@ -303,26 +304,26 @@ class PodEndpoints:
         pod = self._pods.get((endpoint.pod_namespace, endpoint.pod_name))
         if pod is None:
             return None
-        return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
+        return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._node_name))
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
-    """The part of a policy that the object shows."""
+    """Return the part of a policy that the object contains."""
     return None if policy is None else (policy.ingress_enforced, policy.egress_enforced)
 
 
-# Reconciles the CiliumEndpoint objects of this node's pods.
+# The reconciler of the CiliumEndpoint objects.
 #
 # Reconciler: the table ``ciliumendpoint`` in, objects of the API server out.
 # Source:     Cilium 1.17, sync-to-k8s-ciliumendpoint; updates test the UID: a recreated object stays.
 
 SWEEP: Final = minutes(5)
 BATCH: Final = 16
-"""Objects that one round of the reconciler writes."""
+"""Maximum number of objects that one round of the reconciler writes."""
 
 
 class CiliumEndpointObjects:
-    """The target of the reconciler: CiliumEndpoint objects of this node's pods."""
+    """The reconciler's target: the CiliumEndpoint objects of this node's pods."""
 
     def __init__(
         self,
@@ -333,21 +334,20 @@ class CiliumEndpointObjects:
         missing_objects: Table[tuple[str, str, str], MissingObject],
     ) -> None:
         self._wanted = wanted
-        self._absent = missing_objects
+        self._missing = missing_objects
         self._api = api
         self._table = table
         self._nodes = nodes
 
     async def observe(self) -> Mapping[Key, SlimEndpoint]:
-        """Listed objects that name this node, except those that the server has lost."""
+        """Return the listed objects of this node, except those missing from the API server."""
         own = self._own_addresses()
         missing = {
-            (one.namespace, one.name) for one in self._absent.by("kind").get(CILIUM_ENDPOINTS.qualified)
+            (one.namespace, one.name) for one in self._missing.by("kind").get(CILIUM_ENDPOINTS.qualified)
         }
         return {row.key: row for row in self._table.all() if row.node in own and row.key not in missing}
 
     def matches(self, row: PodEndpoint, observed: SlimEndpoint) -> bool:
-        """Whether the object is up to date."""
         return row.digest == observed.digest
 
     def _own_addresses(self) -> set[str]:
@@ -355,13 +355,13 @@ class CiliumEndpointObjects:
 
     async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
         """Create objects, or update them. Raises BatchError."""
-        await self._each(batch, batch)
+        await self._write_all(batch, batch)
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Delete objects that still name this node, with their UID as condition. Raises BatchError."""
-        await self._each(batch, {})
+        """Delete objects that still name this node, with a UID precondition. Raises BatchError."""
+        await self._write_all(batch, {})
 
-    async def _each(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
+    async def _write_all(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
         from cells.kubernetes.client.errors import KubernetesError  # loaded only with an API server
 
         with BatchFailures(KubernetesError) as failures:
@@ -371,7 +371,7 @@ class CiliumEndpointObjects:
                     if (one := wanted.get(key)) is not None:
                         await self._write(one)
                     else:
-                        await self._drop(key)
+                        await self._delete_own(key)
 
     async def _write(self, wanted: PodEndpoint) -> None:
         from cells.kubernetes.client.errors import ConflictError, NotFoundError
@@ -380,7 +380,7 @@ class CiliumEndpointObjects:
         if wanted.key not in self._table:
             try:
                 await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
-            except ConflictError:  # the watch is late, or an earlier pod of this name left it
+            except ConflictError:  # the watch is late, or an object of an earlier pod exists
                 pass
             else:
                 return
@@ -413,7 +413,7 @@ class CiliumEndpointObjects:
         except NotFoundError:
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
 
-    async def _drop(self, key: Key) -> None:
+    async def _delete_own(self, key: Key) -> None:
         """Delete the object if it still names this node."""
         from cells.kubernetes.client.errors import NotFoundError
 
@@ -436,7 +436,7 @@ class CiliumEndpointObjects:
 
 @after(PodEndpoints)
 class CiliumEndpointSync:
-    """Reconciles the objects of the API server; deletes none before all objects are listed."""
+    """Reconciles objects of the API server; deletes none before all objects are listed."""
 
     def __init__(
         self,
@@ -469,7 +469,7 @@ class CiliumEndpointSync:
         )
         tables.add(self._reconciler.statuses)
         jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
-        jobs.observe("changed by others", self._changes, self._correct)
+        jobs.observe("drift", self._changes, self._correct)
         jobs.observe("missing objects", missing_objects.changes, self._write_missing)
 
     async def _changes(self) -> AsyncIterator[Sequence[Change[tuple[str, str], SlimEndpoint]]]:
@@ -478,11 +478,11 @@ class CiliumEndpointSync:
             yield changes
 
     async def _write_missing(self, _: object) -> None:
-        """Write objects again that the server has lost."""
+        """Recreate objects that are missing from the API server."""
         self._reconciler.trigger()
 
     async def _correct(self, changes: Sequence[Change[tuple[str, str], SlimEndpoint]]) -> None:
-        """Correct objects of this node that others changed."""
+        """Correct objects of this node that other clients changed."""
         for change in changes:
             wanted = self._wanted.get(change.key)
             if wanted is not None and (change.row is None or change.row.digest != wanted.digest):

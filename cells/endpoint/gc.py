@@ -1,6 +1,7 @@
-"""Removes endpoints without a link: their namespaces ended without a DEL.
+"""Garbage collection of endpoints: removes endpoints without a link, after pods that ended without a DEL.
 
-Controller: checks the links of the ``endpoints`` table; removes an endpoint if two checks miss its link.
+A timer checks the links of the ``endpoints`` table and removes an endpoint if two consecutive runs miss its
+link.
 
 Why: a runtime that is killed with its pods never calls DEL; addresses, ids and policy maps would leak.
 """
@@ -31,11 +32,11 @@ from lifecycle import (
 __all__ = ["EndpointGC", "EndpointGCSettings", "LinkPresence", "cell"]
 
 
-# How long an endpoint may be without its link.
+# The interval of the garbage collection.
 
 
 class EndpointGCSettings(Settings, frozen=True):
-    """How long an endpoint may be without its link."""
+    """Interval of the garbage collection of endpoints."""
 
     endpoint_gc_interval: Duration = minutes(5)
     """Interval between checks for endpoints without a link; missing in two checks, they are removed. 0s:
@@ -47,29 +48,29 @@ class EndpointGCSettings(Settings, frozen=True):
             yield f"endpoint-gc-interval={value}: expected 0s, or 1s and more"
 
 
-# Marks endpoints without a link, and removes them at the next check.
+# Mark and sweep of endpoints without a link.
 #
 # Source: Cilium 1.17, endpoint garbage collection: mark and sweep, every endpoint-gc-interval.
 
 
 class LinkPresence:
-    """Checks whether the links of endpoints exist."""
+    """Checks whether endpoints' links exist."""
 
     def __init__(self, exists: Callable[[int, str], bool] = is_present) -> None:
         self._exists = exists
 
     def missing(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of endpoints without their links; 2 µs per endpoint."""
+        """Return the ids of endpoints without their links; takes 2 µs per endpoint."""
         return {each.id for each in endpoints if not self._exists(each.ifindex, each.ifname)}
 
 
 def link_presence() -> LinkPresence:
-    """Checks links of this node's kernel."""
+    """Provide the check on this node's kernel."""
     return LinkPresence()
 
 
 class EndpointGC:
-    """Checks the links of endpoints periodically. Pods that are removed by DEL never get here."""
+    """Removes endpoints that have lost their links, periodically."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class EndpointGC:
         self._health = health.child("gc")
         self._log = log
         self._marked: dict[int, float] = {}
-        """Endpoints that the last check found without a link: id to time of creation."""
+        """Endpoints without a link in the last run: id to time of creation."""
         jobs.timer("collect", self.collect, float(settings.endpoint_gc_interval) or math.inf)
 
     async def collect(self) -> None:
-        """Remove endpoints that this check and the last one found without a link; mark the others."""
+        """Remove endpoints that this run and the last one found without a link; mark the others."""
         endpoints = {each.id: each for each in self._table.all()}
         missing = await anyio.to_thread.run_sync(self._links.missing, list(endpoints.values()))
         marked: dict[int, float] = {}
@@ -106,16 +107,15 @@ class EndpointGC:
         self._marked = marked
         if marked:
             self._health.ok(
-                f"links of endpoints {', '.join(map(str, marked))} have disappeared; the next pass removes"
-                " the endpoints"
+                f"endpoints without a link: {', '.join(map(str, marked))}; the next run removes them"
             )
         else:
-            self._health.ok("every endpoint has its link")
+            self._health.ok("all endpoints have links")
 
     async def _remove(self, endpoint: Endpoint) -> None:
         problems = self._endpoints.delete(endpoint, release_address=False)
         self._log.warning(
-            "endpoint removed: its link has disappeared without a DEL",
+            "endpoint removed: its link was deleted without a CNI DEL",
             endpoint=endpoint.id,
             pod=endpoint.title,
             interface=endpoint.ifname,
@@ -123,17 +123,19 @@ class EndpointGC:
         )
         if endpoint.datapath.external_ipam:
             return
-        await self._endpoints.forgotten(endpoint.addresses)
+        await self._endpoints.wait_scrubbed(endpoint.addresses)
         for address in endpoint.addresses:
             try:
                 self._addresses.release(address, endpoint.pool_of(address))
             except IpamError as error:
-                self._log.error("address not released", address=str(address), error=error.text)
+                self._log.error(
+                    "address of a removed endpoint not released", address=str(address), error=error.text
+                )
 
 
 cell = module(
     "endpoint-gc",
-    "Endpoints without links, removed",
+    "Garbage collection of endpoints without links",
     config(EndpointGCSettings),
     provide(EndpointGC),
     provide_private(link_presence),

@@ -1,13 +1,13 @@
-"""The node itself as an endpoint: policies with a nodeSelector restrict its traffic.
+"""The host endpoint: policies with a nodeSelector restrict the node's own traffic.
 
-Kernel edge: a policy map, and whether the programs enforce it.
+``HostEndpoint`` creates the row and the policy map, and sets which policy the programs enforce;
+``HostLabels`` sets its labels and enforces the policy once all rules are received.
 
 Why: a policy map outlives the agent and is enforced meanwhile, so restore must not remove it as that of a
-     deleted pod. Until all rules are received, the policy of the previous agent stays, or none is enforced:
-     a restart neither locks the node up nor opens it.
+deleted pod. Until all rules are received, the previous agent's policy stays, or none is enforced: a restart
+neither locks the node nor opens it.
 
-Source: Cilium 1.17, the host endpoint.
-Settings: enable-host-firewall.
+Source: Cilium 1.17, the host endpoint. Setting: enable-host-firewall.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMPLETED: Final = "Completed endpoint regeneration with no pending regeneration
 
 
 class HostPrograms(Protocol):
-    """The node's programs, as the host endpoint uses them; cells.datapath.Datapath."""
+    """The interface to the node's programs; implemented by cells.datapath.Datapath."""
 
     @property
     def host_policy(self) -> HostPolicy:
@@ -65,7 +65,7 @@ class HostPrograms(Protocol):
 
 
 class HostEndpoint:
-    """The node as an endpoint, if ``enable-host-firewall`` is set."""
+    """The node's own endpoint; it exists if ``enable-host-firewall`` is set."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HostEndpoint:
     ) -> None:
         self.enabled = mode.host_firewall
         self.status = StatusLog()
-        """The status log, as of other endpoints."""
+        """The status log, as other endpoints have."""
         self._policies = policies
         self._pool = pool
         self._programs = programs
@@ -100,20 +100,20 @@ class HostEndpoint:
 
     @property
     def audited(self) -> bool:
-        """Whether packets that the policy denies are let through and reported."""
+        """Whether denied packets are forwarded and reported (audit mode)."""
         return self._programs.host_policy.audited
 
     def audit(self, on: bool) -> None:
-        """Switch audit mode, from the next packet on. Raises BpfError."""
+        """Enable or disable audit mode. Raises BpfError."""
         self._programs.set_host_policy(HostPolicy(self._programs.host_policy.endpoint_id, audited=on))
 
     def relabel(self, labels: Iterable[str]) -> None:
-        """Set the labels of its row."""
+        """Set the labels of the row."""
         if self._row is not None:
             self._row = replace(self._row, labels=tuple(labels))
 
-    def put_in_force(self) -> None:
-        """Write the policy map, then have the programs enforce it. Raises HiveError, OSError."""
+    def enforce(self) -> None:
+        """Write the policy map, then let the programs enforce it. Raises HiveError, OSError."""
         row = self._row
         if row is None:
             return
@@ -128,10 +128,10 @@ class HostEndpoint:
         if not self.enabled:
             self._programs.set_host_policy(HostPolicy())
             return
-        number = self._adopted(previous.endpoint_id)
-        if not number:  # no policy until the rules are received
+        number = self._adopt_previous(previous.endpoint_id)
+        if not number:  # enforce no policy until all rules are received
             self._programs.set_host_policy(HostPolicy(audited=previous.audited))
-            number = await self._acquired()
+            number = await self._acquire()
         self._row = Endpoint(
             id=number,
             container_id="",
@@ -153,21 +153,25 @@ class HostEndpoint:
         )
         self.status.add(Code.OK, Subject.OTHER, CREATED, State.WAITING_FOR_IDENTITY)
 
-    def _adopted(self, number: int) -> int:
-        """The previous endpoint id, if its policy map still has entries; else 0."""
+    def _adopt_previous(self, number: int) -> int:
+        """Return the previous endpoint id if its policy map has entries; else 0."""
         if not number:
             return 0
         try:
             self._policies.adopt(number)
         except (HiveError, OSError) as error:
-            self._log.warning("the host endpoint is created again", endpoint=number, error=str(error))
+            self._log.warning(
+                "policy map of the host endpoint not adopted, creating a new one",
+                endpoint=number,
+                error=str(error),
+            )
             return 0
         if any(one.endpoint_id == number and one.entries for one in self._pool.used):
             return number
         self._policies.release(number)
         return 0
 
-    async def _acquired(self) -> int:
+    async def _acquire(self) -> int:
         while True:
             try:
                 return self._policies.acquire()
@@ -176,7 +180,7 @@ class HostEndpoint:
 
 
 class HostLabels:
-    """Sets the labels of the host endpoint, and enforces its policy once all rules are received."""
+    """Sets the host endpoint's labels, and enforces its policy once all rules are received."""
 
     def __init__(
         self,
@@ -193,28 +197,28 @@ class HostLabels:
         self._identities = identities
         self._nodes = nodes
         self._rules = rules
-        self._selectable = peers.nodes_by_labels
+        self._nodes_by_labels = peers.nodes_by_labels
         if host.enabled:
             self._realized = realized.initializer("host endpoint")
-            jobs.one_shot("put in force", self._first)
-        self._by_cidr = peers.nodes_by_cidr
-        if host.enabled or self._selectable or self._by_cidr:
+            jobs.one_shot("enforce the host policy", self._enforce)
+        self._nodes_by_cidr = peers.nodes_by_cidr
+        if host.enabled or self._nodes_by_labels or self._nodes_by_cidr:
             jobs.observe("labels of the node", nodes.changes, self._follow)
 
-    async def _first(self) -> None:
+    async def _enforce(self) -> None:
         await wait_own(self._nodes)
-        self._label(self._nodes.all())
+        self._relabel(self._nodes.all())
         if self._rules is not None:
             await self._rules.known()
         try:
-            self._host.put_in_force()
+            self._host.enforce()
         finally:
             self._realized.done()
 
     async def _follow(self, changes: list[Change[str, ClusterNode]]) -> None:
-        self._label(change.row for change in changes if change.row is not None)
+        self._relabel(change.row for change in changes if change.row is not None)
 
-    def _label(self, nodes: Iterable[ClusterNode]) -> None:
+    def _relabel(self, nodes: Iterable[ClusterNode]) -> None:
         for node in nodes:
             if node.local:
                 self._identities.label_host("node", texts(self._labels(node)))
@@ -223,18 +227,18 @@ class HostLabels:
             self._host.relabel(identity.labels)
 
     def _labels(self, node: ClusterNode) -> Iterator[Label]:
-        """Labels by which policies select the node, and those that fromNodes, toNodes and networks select."""
+        """Yield the labels by which policies, fromNodes, toNodes and CIDR rules select the node."""
         if self._host.enabled:
             relevant, _ = self._identities.filter.split(Label("k8s", *one) for one in node.labels.items())
             yield from relevant
-        if self._selectable:
+        if self._nodes_by_labels:
             yield from (Label("node", *one) for one in node.labels.items())
-        if self._by_cidr:
+        if self._nodes_by_cidr:
             yield from (Label(CIDR, cidr_label(ip_network(each.ip))) for each in node.addresses)
 
 
 def host_programs(datapath: Datapath, maps: Maps, mode: NodePolicy) -> HostPrograms:
-    """The node's datapath; declares the maps of both families: the node has IPv6 even if pods do not."""
+    """Provide the datapath; declares maps of both families, as the node has IPv6 even if pods do not."""
     if mode.host_firewall:
         maps.use("ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6", both_families=True)
     return datapath

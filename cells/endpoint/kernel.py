@@ -1,4 +1,8 @@
-"""An endpoint's state in the kernel: entries in maps, programs, routes, claims in the ipcache."""
+"""An endpoint's state in the kernel: map entries, programs, routes, and its claims in the ipcache.
+
+``Realization`` writes, repairs and removes it in a crash-safe order; ``ConntrackScrub`` deletes conntrack
+entries of removed endpoints. ``creation``, ``labels`` and ``manager`` use both.
+"""
 
 import math
 import struct
@@ -29,21 +33,21 @@ from cells.node.local_addresses import LocalAddresses
 from cells.policy.maps import EndpointPolicies
 from lifecycle import HiveError, Jobs, Logger
 
-# The interfaces to the kernel and to the address allocator.
+# Interfaces to maps, programs, routes and IPAM.
 
 
 class EndpointMaps(Protocol):
-    """The maps by which the datapath handles an endpoint's packets. All but one method are synchronous."""
+    """The maps by which the datapath handles an endpoint's packets; synchronous except for one method."""
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         """Write the entry of hive_endpoints for the endpoint's link, unless it is up to date.
 
-        ``any_source``: packets from addresses other than the endpoint's own are allowed.
+        ``any_source``: allow packets from addresses other than the endpoint's own.
         """
         ...
 
     def drop_config(self, endpoint: Endpoint) -> None:
-        """Remove the entry; it need not exist."""
+        """Delete the endpoint's entry of hive_endpoints; a missing one is a no-op."""
         ...
 
     def put_lxc(self, endpoint: Endpoint) -> None:
@@ -51,34 +55,34 @@ class EndpointMaps(Protocol):
         ...
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove its entries of cilium_lxc; entries of the host or of other endpoints stay."""
+        """Delete the endpoint's entries of cilium_lxc; those of the host or other endpoints stay."""
         ...
 
     def once(self) -> AbstractContextManager[object]:
         """Invalidate cached verdicts once, at the end of the block, for all its map writes.
 
-        No await inside.
+        Do not await in the block.
         """
         ...
 
-    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Remove conntrack entries from and to these addresses; return their number."""
+    async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:
+        """Delete conntrack entries from and to these addresses; return their number."""
         ...
 
 
 class EndpointPrograms(Protocol):
-    """The programs on an endpoint's link."""
+    """The interface to the programs on an endpoint's link."""
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         """Attach to the host side of the link, replacing other programs; raises OSError.
 
-        ``egress_prog``: attach also to packets that the link sends to the pod.
+        ``egress_prog``: attach also to packets that the link transmits to the pod.
         """
         ...
 
 
 class EndpointRoutes(Protocol):
-    """Routes of the node over endpoints' links."""
+    """The interface to the node's routes over endpoints' links."""
 
     def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
         """Set the route and the neighbour entry of a pod's address.
@@ -89,11 +93,11 @@ class EndpointRoutes(Protocol):
 
 
 class EndpointAddresses(Protocol):
-    """The address allocator, as endpoints use it."""
+    """The interface to the node's IPAM."""
 
     @property
     def default_pool(self) -> str:
-        """The pool for requests that name none."""
+        """The pool for requests without a pool."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
@@ -101,7 +105,7 @@ class EndpointAddresses(Protocol):
         ...
 
     def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
-        """Keep the address allocated; it no longer expires. Raises if no such timer runs."""
+        """Stop the expiration timer of the address. Raises IpamError if it does not run."""
         ...
 
 
@@ -109,12 +113,12 @@ class EndpointAddresses(Protocol):
 
 
 def resource_of(endpoint_id: int) -> str:
-    """Owner of the endpoint's claims in the ipcache."""
+    """Return the owner of the endpoint's claims in the ipcache."""
     return f"ep//{endpoint_id}"
 
 
-def claims_of(endpoint: Endpoint) -> list[IpcacheEntry]:
-    """Claims of the endpoint's identity for its addresses; without a tunnel endpoint: the pod is local."""
+def ipcache_claims(endpoint: Endpoint) -> list[IpcacheEntry]:
+    """Return the ipcache entries of the endpoint's addresses; local pods have no tunnel endpoint."""
     resource, identity = resource_of(endpoint.id), endpoint.identity
     return [
         IpcacheEntry(prefix=prefix_of(ip), identity=identity, source=Source.LOCAL, resource=resource)
@@ -123,7 +127,7 @@ def claims_of(endpoint: Endpoint) -> list[IpcacheEntry]:
 
 
 def restored_claims(endpoint_id: int, identity: int, addresses: Iterable[IPAddress]) -> list[IpcacheEntry]:
-    """Claims for the addresses of a previous agent's endpoint, until it is regenerated."""
+    """Return the ipcache entries of a restored endpoint's addresses, valid until it is regenerated."""
     resource = resource_of(endpoint_id)
     return [
         IpcacheEntry(prefix=prefix_of(ip), identity=identity, source=Source.RESTORED, resource=resource)
@@ -135,11 +139,11 @@ def restored_claims(endpoint_id: int, identity: int, addresses: Iterable[IPAddre
 #
 # Source: Cilium 1.17 for cilium_lxc; hive_endpoints is our own.
 #
-# An entry that is up to date is not written again: the traffic of a running pod reads it.
+# An entry that is up to date is not rewritten: programs read it concurrently.
 
 
 def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
-    """Key and value of the endpoint in hive_endpoints."""
+    """Return key and value of the endpoint in hive_endpoints."""
     value = EndpointConfig(
         ipv4=endpoint.ipv4,
         endpoint_id=endpoint.id,
@@ -164,7 +168,7 @@ def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
 
 
 def lxc_value(endpoint: Endpoint) -> LxcValue:
-    """Value of the endpoint's addresses in cilium_lxc."""
+    """Return the value of the endpoint's addresses in cilium_lxc."""
     return LxcValue(
         ifindex=endpoint.ifindex,
         endpoint_id=endpoint.id,
@@ -175,12 +179,12 @@ def lxc_value(endpoint: Endpoint) -> LxcValue:
 
 
 def ifindex_key(ifindex: int) -> bytes:
-    """Key of a link in hive_endpoints."""
+    """Return the key of a link in hive_endpoints."""
     return struct.pack("<I", ifindex)
 
 
 class KernelMaps:
-    """Implements :class:`~cells.endpoint.kernel.EndpointMaps` by the node's maps."""
+    """Implements :class:`~cells.endpoint.kernel.EndpointMaps` by the node's BPF maps."""
 
     def __init__(self, maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> None:
         self._maps = maps
@@ -193,15 +197,15 @@ class KernelMaps:
         self._maps.endpoints.update_changed(key, row)
 
     def drop_config(self, endpoint: Endpoint) -> None:
-        """Remove the entry."""
+        """Delete the entry."""
         self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Claim the endpoint's addresses."""
+        """Write the endpoint's addresses to cilium_lxc."""
         self._local.put_endpoint(endpoint.addresses, lxc_value(endpoint))
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove the entries that still are this endpoint's."""
+        """Delete the entries that still belong to this endpoint."""
         for address in endpoint.addresses:
             self._local.drop_endpoint(address, endpoint.id)
 
@@ -209,60 +213,62 @@ class KernelMaps:
         """Invalidate verdicts at the end of the block: one call for the node, one for the endpoint."""
         return self._maps.epochs
 
-    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Remove the entries by garbage collection in the kernel."""
+    async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:
+        """Delete the entries with the datapath's garbage collector."""
         return await self._collector.forget(addresses)
 
 
-# Removes the conntrack entries of addresses without endpoints.
+# Deletion of conntrack entries of removed endpoints.
 #
 # Source: Cilium 1.17, the conntrack scrub when an endpoint is deleted.
 
-REST = 0.1
-"""Minimum number of seconds between two walks over the conntrack maps: a walk takes milliseconds of a CPU."""
-PATIENCE = 5.0
-"""Maximum number of seconds before an address is used again with old conntrack entries."""
+SCRUB_INTERVAL = 0.1
+"""Minimum number of seconds between two walks over the conntrack maps; each takes milliseconds of a CPU."""
+SCRUB_TIMEOUT = 5.0
+"""Maximum number of seconds that the reuse of an address waits for the scrub."""
 
 
 class ConntrackScrub:
-    """A job that removes conntrack entries of many addresses in one walk: deletions do not wait for it."""
+    """Deletes conntrack entries of removed endpoints in a job, many addresses per walk over the maps."""
 
     def __init__(self, maps: EndpointMaps, jobs: Jobs, log: Logger) -> None:
         self._maps = maps
         self._log = log
-        self._removed: set[IPAddress] = set()
-        """Addresses with entries that the next walk removes."""
+        self._pending: set[IPAddress] = set()
+        """Addresses for the next walk."""
         self._walked: frozenset[IPAddress] = frozenset()
         """Addresses of the walk in progress."""
-        self._forgotten = anyio.Event()
-        self._scrub = jobs.timer("forget-flows", self._forget, math.inf, rest=REST)
+        self._scrubbed = anyio.Event()
+        self._scrub = jobs.timer("conntrack-scrub", self._walk, math.inf, rest=SCRUB_INTERVAL)
 
-    def forget_flows(self, address: IPAddress) -> None:
-        """Remove the address's conntrack entries soon; one walk serves many addresses."""
-        self._removed.add(address)
+    def scrub_conntrack(self, address: IPAddress) -> None:
+        """Queue the deletion of the address's conntrack entries."""
+        self._pending.add(address)
         self._scrub.trigger()
 
-    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
-        """Wait until the entries of these addresses are removed, but no longer than PATIENCE."""
-        with anyio.move_on_after(PATIENCE):
-            while not (self._removed | self._walked).isdisjoint(addresses):
-                await self._forgotten.wait()
+    async def wait_scrubbed(self, addresses: Collection[IPAddress]) -> None:
+        """Wait until the entries of these addresses are deleted, at most SCRUB_TIMEOUT."""
+        with anyio.move_on_after(SCRUB_TIMEOUT):
+            while not (self._pending | self._walked).isdisjoint(addresses):
+                await self._scrubbed.wait()
 
-    async def _forget(self) -> None:
-        batch = self._walked = frozenset(self._removed)
-        self._removed.clear()
+    async def _walk(self) -> None:
+        batch = self._walked = frozenset(self._pending)
+        self._pending.clear()
         if not batch:
             return
         try:
-            removed = await self._maps.forget_flows(batch)
+            removed = await self._maps.scrub_conntrack(batch)
         except BaseException:
-            self._removed |= batch  # the job is retried
+            self._pending |= batch  # the job is retried
             raise
         finally:
             self._walked = frozenset()
-        self._forgotten.set()
-        self._forgotten = anyio.Event()
-        self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)
+        self._scrubbed.set()
+        self._scrubbed = anyio.Event()
+        self._log.debug(
+            "conntrack entries of removed endpoints deleted", addresses=len(batch), entries=removed
+        )
 
 
 # Creation, repair and removal of an endpoint's state in the kernel and on disk, in a safe order.
@@ -273,16 +279,16 @@ class ConntrackScrub:
 # the policy is written first and the state file last (then the creator sets the link up). Removal is in
 # reverse order.
 
-REFUSALS: Final = (OSError, HiveError, NoIdentityError, IpamError)
+REALIZATION_ERRORS: Final = (OSError, HiveError, NoIdentityError, IpamError)
 """Errors that a step of a creation, repair or removal may raise."""
 
 Step = tuple[str, Callable[[Endpoint], object]]
 Undo = list[Step]
-"""Steps that undo a creation, the last one last."""
+"""Steps that undo a creation, run from the last to the first."""
 
 
 class Realization:
-    """Applies endpoints' rows to the kernel and to state files. Every method is synchronous."""
+    """Applies endpoints' rows to the kernel and to state files. All methods are synchronous."""
 
     def __init__(
         self,
@@ -296,9 +302,9 @@ class Realization:
         log: Logger,
     ) -> None:
         self.source_ip_verification = settings.enable_source_ip_verification
-        """Whether pods may send from their own addresses only; an endpoint may be exempt."""
-        self.own_routes = settings.enable_endpoint_routes
-        """Whether each new endpoint has a route of its own."""
+        """Whether pods may send from their own addresses only; single endpoints may be exempt."""
+        self.endpoint_routes = settings.enable_endpoint_routes
+        """Whether each new endpoint has its own route."""
         self._maps = maps
         self._programs = programs
         self._routes = routes
@@ -307,8 +313,11 @@ class Realization:
         self._files = files
         self._log = log
 
-    def make(self, endpoint: Endpoint, undo: Undo) -> None:
-        """Create all state of an endpoint; append how to undo each step to ``undo``. Raises REFUSALS."""
+    def create(self, endpoint: Endpoint, undo: Undo) -> None:
+        """Create all state of an endpoint, and append the reverse of each step to ``undo``.
+
+        Raises REALIZATION_ERRORS.
+        """
         with self._maps.once():
             self._realize_policy(endpoint)
             undo.append(("endpoint config", self._maps.drop_config))
@@ -316,15 +325,15 @@ class Realization:
             undo.append(("cilium_lxc", self._maps.drop_lxc))
             self._maps.put_lxc(endpoint)
             undo.append(("cilium_ipcache", self.withdraw))
-            self._ipcache.upsert(*claims_of(endpoint))
+            self._ipcache.upsert(*ipcache_claims(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
-        undo.append(("state directory", self._forget_state))
+        undo.append(("state directory", self._remove_state_files))
         self._files.write(endpoint)
 
-    def rewrite(self, endpoint: Endpoint, level: Level) -> None:
-        """Repair all state that differs from the endpoint's row. Raises REFUSALS.
+    def repair(self, endpoint: Endpoint, level: Level) -> None:
+        """Write all state that differs from the endpoint's row. Raises REALIZATION_ERRORS.
 
-        State that is up to date is not written, so a running pod notices nothing.
+        State that is up to date is not written, so running pods are not affected.
         """
         with self._maps.once():
             self._realize_policy(endpoint)
@@ -332,28 +341,29 @@ class Realization:
             if level is Level.POLICY:
                 return
             self._maps.put_lxc(endpoint)
-            self._ipcache.upsert(*claims_of(endpoint))
+            self._ipcache.upsert(*ipcache_claims(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
         self._files.refresh(endpoint)
 
-    def carry(self, endpoint: Endpoint) -> None:
+    def update_identity(self, endpoint: Endpoint) -> None:
         """Apply a changed identity: to the policy map first, to the endpoint's packets last.
 
-        Raises OSError. If its rules contradict each other, the policy map stays and its build reports the
-        error.
+        Raises OSError. If its rules contradict each other, the policy map stays; the next regeneration
+        reports the error.
         """
         try:
             self._realize_policy(endpoint)
         except HiveError as error:
-            self._log.warning("policy not realized", endpoint=endpoint.id, error=str(error))
+            self._log.warning("policy map not updated", endpoint=endpoint.id, error=str(error))
         self._maps.put_lxc(endpoint)
         self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
-        self._ipcache.upsert(*claims_of(endpoint))
+        self._ipcache.upsert(*ipcache_claims(endpoint))
 
     def route(self, endpoint: Endpoint) -> None:
-        """Set routes to the pod over its link, if it has its own; raises OSError.
+        """Install routes to the pod over its link, if the endpoint has its own; raises OSError.
 
-        The link must be up. The kernel removes them with the link; the cell endpoint-routes restores them.
+        The link must be up. The kernel removes them with the link; the cell endpoint-routes reinstalls
+        missing ones.
         """
         if endpoint.datapath.install_endpoint_route:
             for address in endpoint.addresses:
@@ -364,16 +374,16 @@ class Realization:
         self._ipcache.withdraw(resource_of(endpoint.id), map(prefix_of, endpoint.addresses))
 
     def remove(self, endpoint: Endpoint) -> list[str]:
-        """Remove all state but identity and addresses; try every step; return the errors."""
+        """Remove all state except identity and addresses; try every step, and return the errors."""
         errors: list[str] = []
-        failed = self.quietly("verdicts", self._remove, endpoint, errors)
+        failed = self.best_effort("verdicts", self._remove, endpoint, errors)
         return [*errors, failed] if failed else errors
 
     def _remove(self, endpoint: Endpoint, errors: list[str]) -> None:
         with self._maps.once():
-            errors += self.take_back(
+            errors += self.roll_back(
                 [
-                    ("state directory", self._forget_state),
+                    ("state directory", self._remove_state_files),
                     ("policy map", self._release_policy),
                     ("endpoint config", self._maps.drop_config),
                     ("cilium_ipcache", self.withdraw),
@@ -382,16 +392,16 @@ class Realization:
                 endpoint,
             )
 
-    def take_back(self, steps: Undo, endpoint: Endpoint) -> list[str]:
-        """Undo the steps, the last one first; try every step; return the errors."""
-        return [error for what, do in reversed(steps) if (error := self.quietly(what, do, endpoint))]
+    def roll_back(self, steps: Undo, endpoint: Endpoint) -> list[str]:
+        """Run the steps from the last to the first; try every step, and return the errors."""
+        return [error for what, do in reversed(steps) if (error := self.best_effort(what, do, endpoint))]
 
-    def quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
-        """Call ``do``; log a failure and return it as text, so that further steps follow."""
+    def best_effort(self, what: str, do: Callable[..., object], *args: object) -> str:
+        """Call ``do``; log an error and return it as text, so that further steps run."""
         try:
             do(*args)
-        except REFUSALS as error:
-            self._log.warning("endpoint not removed completely", what=what, error=str(error))
+        except REALIZATION_ERRORS as error:
+            self._log.warning("endpoint operation failed", what=what, error=str(error))
             return f"{what}: {error}"
         return ""
 
@@ -399,7 +409,7 @@ class Realization:
         pod = (endpoint.pod_namespace, endpoint.pod_name)
         self._policies.realize(endpoint.id, endpoint.identity, endpoint.labels, pod)
 
-    def _forget_state(self, endpoint: Endpoint) -> None:
+    def _remove_state_files(self, endpoint: Endpoint) -> None:
         self._files.remove(endpoint.id)
 
     def _release_policy(self, endpoint: Endpoint) -> None:

@@ -1,6 +1,6 @@
-"""Labels of an endpoint, from its request and from its pod's objects, and their changes.
+"""Labels of endpoints: derived from requests and pods, and changed together with the identity.
 
-Source: Cilium 1.17, PUT /endpoint and the labels of pods.
+Source: Cilium 1.17, PUT /endpoint, PATCH /endpoint/{id}/labels and pkg/labelsfilter.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,28 +20,29 @@ from cells.endpoint.registry import Registry
 
 
 class EndpointLabels(msgspec.Struct, frozen=True):
-    """Labels by purpose, each sorted."""
+    """An endpoint's labels by purpose, each sorted."""
 
     identity: tuple[str, ...]
+    """Security-relevant labels."""
     info: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
-    """Labels of the identity that a user put on the endpoint."""
+    """Security-relevant labels that a user added (PATCH /endpoint/{id}/labels)."""
 
 
 INIT = EndpointLabels(INIT_LABELS)
-"""Labels of an endpoint with neither a request's labels nor a pod's."""
+"""Labels of an endpoint without labels from a request or a pod."""
 
 
-def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> EndpointLabels:
-    """Labels of an endpoint from its request alone; every pod has the name of the ``cluster``.
+def request_labels(request: EndpointRequest, cluster: str, label_filter: LabelFilter) -> EndpointLabels:
+    """Return the labels of an endpoint from its request alone, plus namespace and ``cluster`` of a pod.
 
     Raises EndpointError 400.
     """
     if not request.labels:
         return _namespace_labels(request.pod_namespace, cluster) if request.pod_namespace else INIT
-    own = _of_namespace(request.pod_namespace, cluster) if request.pod_namespace else []
+    own = _labels_of_namespace(request.pod_namespace, cluster) if request.pod_namespace else []
     requested = _requested(request)
-    identity, info = keep.split(requested.values())
+    identity, info = label_filter.split(requested.values())
     if not identity:
         raise EndpointError(400, "no valid labels provided")
     keys = {label.key for label in own}
@@ -50,39 +51,46 @@ def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> 
 
 @lru_cache(maxsize=1024)
 def _namespace_labels(namespace: str, cluster: str) -> EndpointLabels:
-    return EndpointLabels(texts(_of_namespace(namespace, cluster)))
+    return EndpointLabels(texts(_labels_of_namespace(namespace, cluster)))
 
 
-def _of_namespace(namespace: str, cluster: str) -> list[Label]:
-    """Labels that every pod of the namespace has."""
+def _labels_of_namespace(namespace: str, cluster: str) -> list[Label]:
+    """Return the labels that every pod of the namespace has."""
     return [
         Label("k8s", "io.kubernetes.pod.namespace", namespace),
         Label("k8s", "io.cilium.k8s.policy.cluster", cluster),
     ]
 
 
-def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
-    """Labels of an endpoint from its pod, plus those labels of the request that have other keys.
+def merged_labels(
+    request: EndpointRequest, pod: Iterable[Label], label_filter: LabelFilter
+) -> EndpointLabels:
+    """Return the labels of an endpoint from its pod, plus the request's labels with other keys.
 
     Raises EndpointError 400.
     """
     from_pod = {label.key: label for label in pod}
-    identity, info = keep.split((_requested(request) | from_pod).values())
+    identity, info = label_filter.split((_requested(request) | from_pod).values())
     return EndpointLabels(texts(identity) or INIT_LABELS, texts(info))
 
 
-def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
-    """Labels of an existing endpoint from its pod; custom labels stay, except for the pod's keys."""
-    identity, info = keep.split(pod)
+def with_pod_labels(endpoint: Endpoint, pod: Iterable[Label], label_filter: LabelFilter) -> EndpointLabels:
+    """Return the labels of an endpoint after a change of its pod's labels.
+
+    Custom labels stay, unless the pod has a label with the same key.
+    """
+    identity, info = label_filter.split(pod)
     keys = {label.key for label in identity}
     custom = [label for label in map(parse, endpoint.custom_labels) if label.key not in keys]
     return EndpointLabels(texts([*identity, *custom]) or INIT_LABELS, texts(info), texts(custom))
 
 
-def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) -> EndpointLabels:
-    """Labels of an existing endpoint with ``wanted`` as its custom labels.
+def with_custom_labels(
+    endpoint: Endpoint, wanted: Iterable[str], label_filter: LabelFilter
+) -> EndpointLabels:
+    """Return the labels of an endpoint with ``wanted`` as its custom labels.
 
-    Ignores labels with a key of the pod, and labels that the filter excludes from identities. Raises
+    Ignores labels with a key of the pod, and labels that the label filter excludes from identities. Raises
     EndpointError 500 if a reserved label would be added or removed.
     """
     before, after = set(map(parse, endpoint.custom_labels)), set(map(parse, wanted))
@@ -94,7 +102,7 @@ def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) ->
     custom: dict[str, Label] = {
         label.key: label
         for label in sorted(after)
-        if label.key and label.key not in keys and keep.counts(label)
+        if label.key and label.key not in keys and label_filter.counts(label)
     }
     return EndpointLabels(texts([*own, *custom.values()]), endpoint.info_labels, texts(custom.values()))
 
@@ -116,7 +124,7 @@ def _requested(request: EndpointRequest) -> dict[str, Label]:
 
 
 class Relabel:
-    """Changes labels and identity of an endpoint, in the kernel, too."""
+    """Changes labels and identity of an endpoint, in the table and in the kernel."""
 
     def __init__(self, registry: Registry, identities: Identities, realization: Realization) -> None:
         self._registry = registry
@@ -126,9 +134,9 @@ class Relabel:
     async def run(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
         """Set the ``wanted`` labels of an endpoint; return whether anything changed.
 
-        Waits for the identity without a limit, and keeps the current one until then; ``wanted`` is called
-        again if the endpoint changes meanwhile. The next build writes the state file. Raises EndpointError
-        500, with nothing changed, if no identity is left or the kernel refuses.
+        Waits for the identity without a timeout and keeps the current one until then; calls ``wanted`` again
+        if the endpoint changes meanwhile. The next regeneration writes the state file. Raises EndpointError
+        500, with nothing changed, if no identity can be allocated or the kernel rejects the change.
         """
         before = self._registry.get(endpoint_id)
         if before is None or (
@@ -142,8 +150,8 @@ class Relabel:
             while (now := self._current(before)) is not None:
                 labels = wanted(now)
                 identity = await self._identities.acquire(labels.identity)
-                await self._await_peers(identity)
-                if self._applied(before, identity, labels, wanted):
+                await self._await_grace_period(identity)
+                if self._apply_identity(before, identity, labels, wanted):
                     outcome = model.IDENTIFIED
                     return True
         except (NoIdentityError, OSError) as error:
@@ -153,8 +161,8 @@ class Relabel:
                 self._registry.set_state(endpoint_id, State.READY, outcome)
         return False
 
-    async def _await_peers(self, identity: Identity) -> None:
-        """Wait until other nodes have the identity in their policy maps: they would drop its packets."""
+    async def _await_grace_period(self, identity: Identity) -> None:
+        """Wait for identity-change-grace-period; until then, other nodes may drop the identity's packets."""
         if (seconds := self._identities.grace(identity.id)) > 0:
             try:
                 await anyio.sleep(seconds)
@@ -162,14 +170,17 @@ class Relabel:
                 self._identities.release(identity.id)
                 raise
 
-    def _applied(
+    def _apply_identity(
         self,
         requested: Endpoint,
         identity: Identity,
         labels: EndpointLabels,
         wanted: Callable[[Endpoint], EndpointLabels],
     ) -> bool:
-        """Set the identity, unless the endpoint is deleted or ``wanted`` differs now; raises OSError."""
+        """Set labels and identity; False if the endpoint is deleted or ``wanted`` differs now.
+
+        Raises OSError.
+        """
         before = self._current(requested)
         if before is None or wanted(before) != labels:
             self._identities.release(identity.id)
@@ -182,27 +193,26 @@ class Relabel:
             identity=identity.id,
         )
         try:
-            self._realization.carry(changed)
+            self._realization.update_identity(changed)
         except OSError:
-            self._back(before)
+            self._revert(before)
             self._identities.release(identity.id)
             raise
         self._registry.put(changed)
         self._identities.release(before.identity)
         return True
 
-    def _back(self, before: Endpoint) -> None:
+    def _revert(self, before: Endpoint) -> None:
         try:
-            self._realization.carry(before)
+            self._realization.update_identity(before)
         except OSError:  # the endpoint's next build and the maps' sweeps repair the entries
             return
 
     def _current(self, before: Endpoint) -> Endpoint | None:
-        """The endpoint, unless it is deleted; a later endpoint may have its id."""
+        """Return the endpoint, or None if it is deleted; a later endpoint may have its id."""
         now = self._registry.get(before.id)
         return now if now is not None and now.created == before.created else None
 
 
 def labels_of(endpoint: Endpoint) -> EndpointLabels:
-    """The endpoint's labels."""
     return EndpointLabels(endpoint.labels, endpoint.info_labels, endpoint.custom_labels)

@@ -1,4 +1,7 @@
-"""The endpoint model: request, table row, states and status log."""
+"""The endpoint model: request, table row, states with their transitions, and the status log.
+
+Pure values; no I/O. Source: Cilium 1.17, pkg/endpoint and the API's Endpoint model.
+"""
 
 import time
 from collections import deque
@@ -22,7 +25,7 @@ class State(StrEnum):
     NEW = ""
     WAITING_FOR_IDENTITY = "waiting-for-identity"
     NOT_READY = "not-ready"
-    """Only shown, never stored: a ready endpoint with a status other than OK."""
+    """Shown only, never stored: a ready endpoint with a status other than OK."""
     WAITING_TO_REGENERATE = "waiting-to-regenerate"
     REGENERATING = "regenerating"
     RESTORING = "restoring"
@@ -33,12 +36,12 @@ class State(StrEnum):
 
 
 class Level(IntEnum):
-    """How much of an endpoint a regeneration rebuilds."""
+    """How much of an endpoint a regeneration writes."""
 
     POLICY = 1
     """The policy map and the configuration entry."""
     DATAPATH = 2
-    """Everything: policy, map entries, program and state file."""
+    """All state: policy, map entries, program and state file."""
 
     @property
     def text(self) -> str:
@@ -47,13 +50,13 @@ class Level(IntEnum):
 
 
 class TransitionOutcome(StrEnum):
-    """Outcome of a requested transition."""
+    """The outcome of a requested state transition."""
 
     ACCEPTED = "accepted"
     IGNORED = "ignored"
-    """Refused without a log entry: the requested work is already in progress."""
+    """Rejected without a log entry: the requested work is already in progress."""
     SKIPPED = "skipped"
-    """Refused and logged: the request is invalid in this state."""
+    """Rejected and logged: the transition is invalid."""
 
 
 _ALLOWED: Final[dict[State, frozenset[State]]] = {
@@ -78,22 +81,25 @@ _BUILDER_ALLOWED: Final[dict[State, frozenset[State]]] = {
     State.REGENERATING: frozenset({State.READY}),
 }
 
-_QUIET: Final = frozenset(
+_IGNORED: Final = frozenset(
     {
         (State.WAITING_TO_REGENERATE, State.WAITING_FOR_IDENTITY),
         (State.WAITING_TO_REGENERATE, State.WAITING_TO_REGENERATE),
     }
 )
-_BUILDER_QUIET: Final = frozenset(
+_BUILDER_IGNORED: Final = frozenset(
     {(State.WAITING_TO_REGENERATE, State.READY), (State.RESTORING, State.READY)}
 )
 
 
 def transition(old: State, new: State, *, builder: bool = False) -> TransitionOutcome:
-    """Whether an endpoint may go from ``old`` to ``new``; ``builder`` is true for a regeneration."""
+    """Return whether an endpoint may change from ``old`` to ``new``.
+
+    ``builder``: the transition is requested by a regeneration.
+    """
     if new in (_BUILDER_ALLOWED if builder else _ALLOWED).get(old, frozenset()):
         return TransitionOutcome.ACCEPTED
-    if (old, new) in (_BUILDER_QUIET if builder else _QUIET):
+    if (old, new) in (_BUILDER_IGNORED if builder else _IGNORED):
         return TransitionOutcome.IGNORED
     return TransitionOutcome.SKIPPED
 
@@ -107,7 +113,7 @@ class Code(StrEnum):
 
 
 class Subject(StrEnum):
-    """Subject of an entry of the status log. The newest entry of each subject decides the shown state."""
+    """Subject of a status log entry; the newest entry of each subject decides the shown state."""
 
     BPF = "BPF"
     POLICY = "Policy"
@@ -115,7 +121,7 @@ class Subject(StrEnum):
 
 
 class StatusEntry(msgspec.Struct, frozen=True, gc=False):
-    """One line of an endpoint's status log."""
+    """One entry of an endpoint's status log."""
 
     code: Code
     subject: Subject
@@ -129,7 +135,7 @@ STATUS_LOG_SIZE: Final = 256
 
 
 class StatusLog:
-    """Events of one endpoint; the newest 256 entries."""
+    """The status log of one endpoint: its newest 256 entries."""
 
     __slots__ = ("_entries", "_newest")
 
@@ -140,13 +146,13 @@ class StatusLog:
     def add(
         self, code: Code, subject: Subject, message: str, state: State, when: float | None = None
     ) -> None:
-        """Append an entry of ``when`` (Unix seconds; default: now); at 256 entries evict the oldest."""
+        """Append an entry at time ``when`` (Unix seconds; default: now); evict the oldest of 256."""
         self._entries.append(StatusEntry(code, subject, message, state, when or time.time()))
         self._newest[subject] = code
 
     @property
     def current(self) -> Code:
-        """The worst code of the subjects' newest entries: decides between ``ready`` and ``not-ready``."""
+        """The worst code of the subjects' newest entries."""
         codes = self._newest.values()
         if Code.FAILURE in codes:
             return Code.FAILURE
@@ -158,17 +164,17 @@ class StatusLog:
         return self._entries[-1] if self._entries else None
 
     def entries(self) -> list[StatusEntry]:
-        """All entries, newest first, as in ``GET /endpoint/{id}/log``."""
+        """Return all entries, newest first, as in ``GET /endpoint/{id}/log``."""
         return list(reversed(self._entries))
 
 
 def displayed(state: State, log: StatusLog) -> State:
-    """The state that the API shows: ``not-ready`` for a ready endpoint with a status other than OK."""
+    """Return the state that the API shows: ``not-ready`` if ready with a status other than OK."""
     return State.NOT_READY if state is State.READY and log.current is not Code.OK else state
 
 
 class EndpointHealthStatus(msgspec.Struct, frozen=True):
-    """EndpointHealth of the API."""
+    """The API's EndpointHealth."""
 
     overall: str
     bpf: str
@@ -188,11 +194,11 @@ _UNHEALTHY: Final = EndpointHealthStatus("Disabled", "Disabled", "Disabled", con
 
 
 def health_of(shown: State) -> EndpointHealthStatus:
-    """Health of an endpoint by its shown state."""
+    """Return the health of an endpoint from its shown state."""
     return _HEALTH.get(shown, _UNHEALTHY)
 
 
-# The messages of an endpoint's status log, in Cilium's words.
+# Messages of the status log.
 #
 # Source: Cilium 1.17, the reasons of state transitions.
 
@@ -202,18 +208,18 @@ STARTING: Final = "Starting endpoint regeneration"
 COMPLETED: Final = "Completed endpoint regeneration with no pending regeneration requests"
 RELABELLED: Final = "Triggering identity resolution due to updated identity labels"
 IDENTIFIED: Final = "Set identity for this endpoint"
-NOT_IDENTIFIED: Final = "No identity for the new labels: the endpoint keeps those it has"
-DELETED: Final = "the endpoint was deleted before it was made"
-SUPERSEDED: Final = "another endpoint of the same pod is created in its place"
+NOT_IDENTIFIED: Final = "No identity for the new labels: the endpoint keeps its current ones"
+DELETED: Final = "the endpoint was deleted during its creation"
+SUPERSEDED: Final = "superseded by a newer endpoint of the same pod"
 
 
 def triggered(reason: str) -> str:
-    """Message of a build that is due."""
+    """Return the message of a requested regeneration."""
     return f"Triggering endpoint regeneration due to {reason}"
 
 
 def regenerated(reason: str) -> str:
-    """Message of a successful build."""
+    """Return the message of a successful regeneration."""
     return f"Successfully regenerated endpoint program (Reason: {reason})"
 
 
@@ -224,7 +230,7 @@ FIRST_BUILD: Final = (
     (triggered(_INITIAL), State.WAITING_TO_REGENERATE),
     (STARTING, State.REGENERATING),
 )
-"""Steps up to the first build, each with its resulting state."""
+"""Messages and states of the first build."""
 
 
 # The request for an endpoint, its row, and the error for invalid requests.
@@ -234,43 +240,43 @@ IPAddress = IPv4Address | IPv6Address
 
 
 def addresses_of(ipv6: IPv6Address | None, ipv4: IPv4Address | None) -> tuple[IPAddress, ...]:
-    """The addresses that are not None, IPv6 first."""
+    """Return the addresses that are not None, IPv6 first."""
     if ipv6 is None:
         return () if ipv4 is None else (ipv4,)
     return (ipv6,) if ipv4 is None else (ipv6, ipv4)
 
 
 class EndpointError(Refusal):
-    """An endpoint request that cannot be served.
+    """An error of an endpoint request.
 
-    ``status`` is the HTTP status of ``PUT|GET|DELETE /endpoint`` (400, 404, 500); ``text`` the documented
-    sentence, as the REST API and the CNI plugin show it.
+    ``status`` is the HTTP status of ``PUT|GET|DELETE /endpoint`` (400, 404, 500); ``text`` is the message
+    that the REST API and the CNI plugin return.
     """
 
 
 class DatapathConfiguration(msgspec.Struct, frozen=True):
-    """``datapath-configuration`` of the API: what the requester wants for this endpoint."""
+    """The API's EndpointDatapathConfiguration: options of this endpoint's datapath."""
 
     external_ipam: bool = False
-    """Another IPAM owns the address: it is neither claimed at restore nor released at delete."""
+    """Another IPAM allocated the address: restore does not claim it, and delete does not release it."""
     require_arp_passthrough: bool = False
-    """The network stack, or a bridge, answers the pod's ARP and neighbour discovery."""
+    """The network stack or a bridge answers the pod's ARP requests and neighbour solicitations."""
     require_egress_prog: bool = False
-    """A program also processes packets that the host end of the link sends to the pod."""
+    """A program also processes packets that the host side of the link transmits to the pod."""
     require_routing: bool | None = None
-    """False: the network stack, or a bridge, forwards the pod's packets, also those to pods of this node."""
+    """False: the network stack or a bridge forwards the pod's packets, also to pods of this node."""
     install_endpoint_route: bool = False
-    """The node has a route for the pod's addresses over its link."""
+    """The node has a route to the pod's addresses over its link."""
     disable_sip_verification: bool = False
 
     @property
-    def on_anothers_link(self) -> bool:
-        """Whether another plugin of a chain made the link, with its address and routes."""
+    def is_chained(self) -> bool:
+        """Whether another plugin of a CNI chain created the link, with address and routes."""
         return self.external_ipam and self.require_arp_passthrough
 
     def with_endpoint_routes(self, *, wanted: bool) -> "DatapathConfiguration":
-        """A copy with or without a route of its own; unchanged on another plugin's link."""
-        if self.on_anothers_link or wanted == self.install_endpoint_route:
+        """Return a copy with or without endpoint routes; unchanged in a CNI chain."""
+        if self.is_chained or wanted == self.install_endpoint_route:
             return self
         return msgspec.structs.replace(
             self,
@@ -281,7 +287,7 @@ class DatapathConfiguration(msgspec.Struct, frozen=True):
 
     @property
     def egress_prog(self) -> bool:
-        """Whether a program on the link enforces ingress policy: no other program has seen the packets."""
+        """Whether a program on the link enforces ingress policy, as no earlier program has."""
         return self.require_egress_prog or self.require_routing is False
 
 
@@ -289,7 +295,7 @@ NO_DATAPATH_CONFIGURATION = DatapathConfiguration()
 
 
 class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of an endpoint, from ``PUT /endpoint`` or our plugin's ADD.
+    """Parameters of a new endpoint, from ``PUT /endpoint`` or our plugin's ADD.
 
     The link (``ifname`` and ``ifindex`` are its host side) and the address exist already.
     """
@@ -305,12 +311,12 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     """Pool of the IPv4 address."""
     expiration_uuid: str = ""
-    """Expiration timer of the address, stopped once the endpoint is ready; empty if none was started."""
+    """Expiration timer of the address, stopped once the endpoint is ready; empty without a timer."""
     ipv6: IPv6Address | None = None
     ipv6_pool: str = ""
     ipv6_expiration_uuid: str = ""
     network: str = ""
-    """Name of the attachment's CNI network; empty if the requester does not name one."""
+    """Name of the attachment's CNI network; empty if unknown."""
     pod_name: str = ""
     pod_namespace: str = ""
     pod_uid: str = ""
@@ -318,7 +324,7 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     """``source:key[=value]``, as in the API."""
     reserved: int = 0
-    """The reserved identity of one of the node's own endpoints, which has its labels; 0 for a pod."""
+    """The reserved identity of one of the node's own endpoints, which gets its labels; 0 for a pod."""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
 
@@ -329,14 +335,14 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attachment_id(self) -> str:
-        """``<container id>:<container ifname>``, as of the endpoint; empty without a container."""
+        """``<container id>:<container ifname>``; empty without a container."""
         if not self.container_id:
             return ""
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the ``endpoints`` table: an attachment of a container to this node's network."""
+    """A row of the ``endpoints`` table: an attachment of a container to this node's network."""
 
     id: int
     container_id: str
@@ -350,7 +356,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Pool of the IPv4 address."""
     identity: int
     labels: tuple[str, ...]
-    """Security-relevant labels, sorted: those of the identity."""
+    """Security-relevant labels, sorted: the labels of the identity."""
     pod_name: str
     pod_namespace: str
     pod_uid: str
@@ -360,7 +366,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     info_labels: tuple[str, ...] = ()
     custom_labels: tuple[str, ...] = ()
-    """The labels that a user put on the endpoint; the other labels are the pod's."""
+    """Security-relevant labels that a user added; the others are the pod's."""
     container_name: str = ""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
@@ -376,23 +382,23 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pod_labels(self) -> tuple[str, ...]:
-        """The security-relevant labels that are not custom."""
+        """The security-relevant labels without the custom ones."""
         if not self.custom_labels:
             return self.labels
         return tuple(label for label in self.labels if label not in self.custom_labels)
 
     def pool_of(self, address: IPAddress) -> str:
-        """The pool of one of the endpoint's addresses."""
+        """Return the pool of one of the endpoint's addresses."""
         return self.ipv6_pool if address.version == 6 else self.pool
 
     @property
     def attachment_id(self) -> str:
-        """``<container id>:<container ifname>``; without the second part if it is empty."""
+        """``<container id>:<container ifname>``; only the id without an interface name."""
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it is the node's own endpoint (host, health, ingress); reserved:init is a pod's."""
+        """Whether it is one of the node's own endpoints (host, health, ingress); reserved:init is a pod's."""
         return any(label.startswith("reserved:") and label not in INIT_LABELS for label in self.labels)
 
     @property
@@ -409,5 +415,5 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Name in messages: the pod, or the attachment, or the container."""
+        """Name in messages: the pod, else the attachment or the container."""
         return self.pod if self.pod_name else self.attachment_id or self.container_name

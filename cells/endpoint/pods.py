@@ -1,4 +1,8 @@
-"""Labels and MAC addresses of endpoints, from pods' and namespaces' objects."""
+"""Labels and MAC addresses for endpoints, from the objects of pods and namespaces.
+
+``KubernetesPods`` reads the tables of pods and namespaces, or requests a missing pod from the API server;
+``creation`` and ``changes`` use it.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +18,46 @@ from cells.kubernetes.settings import ObjectSource
 from cells.policy.maps import KnownRules
 from lifecycle import Logger, Table
 
-# The interface of endpoints to pods' objects.
+# The interface to pod objects.
 
 
 class PodName(NamedTuple):
-    """Identifies a pod."""
+    """Namespace, name and UID of a pod."""
 
     namespace: str
     name: str
     uid: str = ""
-    """Distinguishes pods of the same name; empty if unknown."""
+    """Distinguishes pods with the same name; empty if unknown."""
 
 
 class PodFacts(NamedTuple):
-    """Data of a pod that its new endpoint needs."""
+    """The data of a pod that its new endpoint needs."""
 
     labels: list[Label]
-    """Every label of the pod."""
+    """All labels of the pod."""
     mac: str = ""
-    """Value of the pod's annotation for a MAC address, unparsed; empty without one."""
+    """Value of the pod's MAC address annotation, unparsed; empty without one."""
 
 
 class PodMetadata(Protocol):
-    """Labels and annotations of pods, whatever the source of objects."""
+    """The interface to labels and annotations of pods."""
 
     @property
     def cluster(self) -> str:
-        """The cluster's name, a label of every pod."""
+        """The name of the cluster, a label of every pod."""
         ...
 
     @property
     def followed(self) -> bool:
-        """Whether a source of objects is configured; if not, requests bring the labels."""
+        """Whether a source of objects is configured; if not, requests contain the labels."""
         ...
 
     def lookup(self, pod: PodName) -> PodFacts | None:
-        """Labels and MAC address of the pod; None until its object is received."""
+        """Return labels and MAC address of the pod; None until its object is received."""
         ...
 
     async def resolve(self, pod: PodName) -> PodFacts | None:
-        """Wait for the pod, with a time-out; None if it does not exist, or no source answers."""
+        """Wait for the pod, with a timeout; None if it does not exist or no source answers."""
         ...
 
 
@@ -64,20 +68,20 @@ class PodMetadata(Protocol):
 #             without a received object must not become reserved:init (cilium/cilium issue 35993).
 
 WATCH_SECONDS: Final = 2.0
-"""Seconds to wait for the watch to bring a pod, before requesting it from the API server."""
+"""Seconds to wait for the watch to receive a pod, before requesting it from the API server."""
 METADATA_SECONDS: Final = 20.0
-"""Seconds to wait for a pod in all. Without an answer its endpoint begins with reserved:init."""
+"""Total timeout for a pod in seconds. Without an answer its endpoint starts as reserved:init."""
 MAC_ANNOTATION: Final = "cni.cilium.io/mac-address"
 STATIC_POD: Final = "kubernetes.io/config.hash"
-"""Annotation of a static pod's object: the UID that the kubelet uses; the object's own UID differs."""
+"""Annotation of a static pod's object with the UID that the kubelet uses; the object's own UID differs."""
 
 
 class KubernetesPods:
     """Labels and MAC addresses from the tables of pods and namespaces, or from the API server.
 
     An endpoint without a pod object is reserved:init: denied unless a policy allows init. resolve() waits,
-    because the watch may bring a pod a moment after the kubelet starts it; a folder of manifests is read as a
-    whole, so it does not wait for missing pods.
+    because the watch may receive a pod shortly after the kubelet starts it. A directory of manifests is read
+    as a whole, so missing pods are not awaited.
     """
 
     def __init__(
@@ -106,7 +110,10 @@ class KubernetesPods:
         return self._agent.cluster_name
 
     def lookup(self, pod: PodName) -> PodFacts | None:
-        """Labels and MAC address of the pod; None until it, its namespace and all rules are received."""
+        """Return labels and MAC address of the pod, or None.
+
+        None until the pod, its namespace and all rules are received.
+        """
         if self._rules is not None:
             if self._rules.missing:
                 return None
@@ -119,7 +126,7 @@ class KubernetesPods:
         return self._facts(pod.namespace, row, namespace)
 
     def of(self, namespace: str, name: str, uid: str) -> list[Label] | None:
-        """Every label of a pod; None until its object, its namespace and all rules are received."""
+        """Return all labels of a pod, or None until it, its namespace and all rules are received."""
         row = self.pods.get((namespace, name))
         if row is None or not matches_uid(row, uid):
             return None
@@ -127,11 +134,11 @@ class KubernetesPods:
         return None if facts is None else facts.labels
 
     def labels_of(self, pod: Pod) -> list[Label]:
-        """Every label of a pod from its object and its namespace, whether or not rules are received."""
+        """Return all labels of a pod from its object and namespace, whether or not rules are received."""
         return self._labels(pod.namespace, pod, self.namespaces.get(("", pod.namespace)))
 
     async def resolve(self, pod: PodName) -> PodFacts | None:
-        """Wait until the watch or a request to the API server brings the pod; None if neither does."""
+        """Wait until the watch or a request to the API server returns the pod; None after the timeout."""
         with anyio.move_on_after(WATCH_SECONDS):
             await self.ready()
             if self._folder:
@@ -139,7 +146,7 @@ class KubernetesPods:
                 await self.namespaces.wait_initialized()
                 if (found := self.lookup(pod)) is None:
                     self._log.warning(
-                        "no manifest of a pod: its endpoint begins with reserved:init",
+                        "pod has no manifest: its endpoint starts as reserved:init",
                         pod=f"{pod.namespace}/{pod.name}",
                     )
                 return found
@@ -153,13 +160,13 @@ class KubernetesPods:
                 return found
             return await self._watched(pod)
         self._log.warning(
-            "Unable to fetch kubernetes labels: the endpoint begins with reserved:init",
+            "Unable to fetch kubernetes labels: the endpoint starts as reserved:init",
             pod=f"{pod.namespace}/{pod.name}",
         )
         return None
 
     async def ready(self) -> None:
-        """Wait until all rules are received: before, a pod could do what they forbid."""
+        """Wait until all rules are received: before, a pod with its labels could send what they deny."""
         if self._rules is not None:
             await self._rules.known()
             self._rules = None
@@ -174,7 +181,10 @@ class KubernetesPods:
         return found
 
     async def _requested(self, pod: PodName) -> tuple[bool, PodFacts | None]:
-        """Request the pod from the API server; return whether it answered, and the pod, None if missing."""
+        """Request the pod from the API server.
+
+        Returns whether the server answered, and the pod (None if missing).
+        """
         from cells.kubernetes.client.errors import (  # loaded only with an API server
             KubernetesError,
             NotFoundError,
@@ -214,5 +224,5 @@ class KubernetesPods:
 
 
 def matches_uid(row: Pod, uid: str) -> bool:
-    """Whether the object is the pod's with this UID; an empty UID matches any."""
+    """Whether the object is that of the pod with this UID; an empty UID matches any."""
     return not uid or row.metadata.uid in ("", uid) or row.annotations.get(STATIC_POD) == uid

@@ -1,4 +1,9 @@
-"""The queue of regenerations, and the recovery of failed ones."""
+"""The queue of endpoint regenerations, and the retries of failed ones.
+
+Changes of policies, labels and configuration request regenerations; ``Endpoints.build`` executes them.
+
+Source: Cilium 1.17, pkg/endpoint: one build of an endpoint at a time, a bounded number of builders.
+"""
 
 import os
 from collections.abc import Iterable
@@ -20,21 +25,21 @@ from lifecycle import Change, Jobs
 REMOVED = "the endpoint no longer exists"
 
 
-def builders() -> int:
-    """Builds between two yields to the event loop: one for each CPU, at least 2."""
+def builds_per_step() -> int:
+    """Return the number of builds between two yields to the event loop: one per CPU, at least 2."""
     return max(2, len(os.sched_getaffinity(0)))
 
 
 class Regeneration:
-    """A requested build; requests for one endpoint are merged while they wait."""
+    """A requested regeneration; further requests for the endpoint are merged while it is queued."""
 
     def __init__(self, endpoint_id: int, created: float, level: Level, reason: str) -> None:
         self.endpoint_id = endpoint_id
         self.created = created
-        """Creation time of the endpoint: a later endpoint may have its id."""
+        """Creation time of the endpoint: a later endpoint may have the same id."""
         self.level = level
         self.reasons = [reason]
-        self._over = anyio.Event()
+        self._done = anyio.Event()
         self._error = ""
 
     def join(self, level: Level, reason: str) -> None:
@@ -44,20 +49,20 @@ class Regeneration:
             self.reasons.append(reason)
 
     def finish(self, error: str) -> None:
-        """Notify all waiters."""
+        """Set the result and wake all waiters."""
         self._error = error
-        self._over.set()
+        self._done.set()
 
     async def result(self) -> str:
-        """Wait for the build; return its error, empty if it succeeded."""
-        await self._over.wait()
+        """Wait for the regeneration; return its error, empty if it succeeded."""
+        await self._done.wait()
         return self._error
 
 
 class Regenerations:
-    """Builds endpoints one after the other, in the order of the requests.
+    """Regenerates endpoints sequentially, in the order of the requests.
 
-    The controller ``endpoint-<id>-regeneration-recovery`` retries a failed build.
+    The controller ``endpoint-<id>-regeneration-recovery`` retries a failed regeneration.
     """
 
     def __init__(
@@ -72,26 +77,26 @@ class Regenerations:
         self._waiting: dict[int, Regeneration] = {}
         self._requested = anyio.Event()
         jobs.observe("follow policies", policies.outdated.changes, self.follow_policies)
-        jobs.one_shot("regenerate endpoints", self._build)
+        jobs.one_shot("regenerate endpoints", self._run)
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The endpoints that wait for their turn."""
+        """The ids of queued endpoints."""
         return tuple(self._waiting)
 
     def request(self, endpoint_id: int, level: Level, reason: str) -> Regeneration:
-        """Queue a build of the endpoint; await the result(), or do not."""
+        """Queue a regeneration of the endpoint; await its result() if needed."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
-            return _refused(endpoint_id, REMOVED)
+            return _finished(endpoint_id, REMOVED)
         if self._endpoints.is_new(endpoint_id):
-            return _refused(endpoint_id, "")  # its first build includes the request
+            return _finished(endpoint_id, "")  # its first build includes the request
         queued = self._waiting.get(endpoint_id)
         if queued is not None and queued.created == endpoint.created:
             queued.join(level, reason)
             return queued
         if not self._endpoints.announce_build(endpoint_id, reason):
-            return _refused(endpoint_id, f"the endpoint is {endpoint.state.value}")
+            return _finished(endpoint_id, f"the endpoint is {endpoint.state.value}")
         wanted = self._waiting[endpoint_id] = Regeneration(endpoint_id, endpoint.created, level, reason)
         if queued is not None:
             queued.finish(REMOVED)
@@ -104,16 +109,16 @@ class Regenerations:
             if row is not None and not self._endpoints.realize_policy(row.endpoint_id):
                 self.request(row.endpoint_id, Level.POLICY, row.reason)
 
-    async def _build(self) -> None:
+    async def _run(self) -> None:
         while True:
             if not self._waiting:
                 self._requested = anyio.Event()
                 await self._requested.wait()
-            for endpoint_id in list(self._waiting)[: builders()]:
-                self._one(self._waiting.pop(endpoint_id))
+            for endpoint_id in list(self._waiting)[: builds_per_step()]:
+                self._regenerate(self._waiting.pop(endpoint_id))
             await anyio.lowlevel.checkpoint()
 
-    def _one(self, wanted: Regeneration) -> None:
+    def _regenerate(self, wanted: Regeneration) -> None:
         error = "the regeneration was cancelled"
         try:
             endpoint = self._endpoints.get(wanted.endpoint_id)
@@ -127,14 +132,14 @@ class Regenerations:
             wanted.finish(error)
 
     async def _retry(self, endpoint_id: int) -> str:
-        """Build once more after a failure; no error if another build is queued or the endpoint is removed."""
+        """Regenerate after a failure, unless a regeneration is queued or the endpoint is removed."""
         if endpoint_id in self._waiting or self._endpoints.get(endpoint_id) is None:
             return ""
         return await self.request(endpoint_id, Level.DATAPATH, "retrying regeneration").result()
 
 
-def _refused(endpoint_id: int, why: str) -> Regeneration:
-    """A finished request without a build; ``why`` is empty if none is needed."""
+def _finished(endpoint_id: int, error: str) -> Regeneration:
+    """Return a finished request without a build; ``error`` is empty if none is needed."""
     refused = Regeneration(endpoint_id, 0.0, Level.POLICY, "")
-    refused.finish(why)
+    refused.finish(error)
     return refused

@@ -1,6 +1,6 @@
-"""The registered endpoints, their names and their status logs.
+"""The registry of endpoints: their rows, the names to look them up by, and their status logs.
 
-Source: Cilium 1.17, endpoint states and names.
+Source: Cilium 1.17, pkg/endpoint/id and pkg/endpointmanager.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -46,7 +46,7 @@ _NAMES: Final = frozenset(
 
 
 def parse_id(text: str) -> int | str:
-    """The endpoint id, or the name under which the endpoint is registered (see :func:`names_of`).
+    """Parse an endpoint id: a number, or a name under which endpoints are registered (:func:`names_of`).
 
     Raises EndpointError 400 for an unknown or unsupported prefix and for an invalid number.
     """
@@ -83,12 +83,12 @@ def _number(text: str) -> int:
 
 
 def address_name(address: IPAddress) -> str:
-    """Name of an endpoint by one of its addresses."""
+    """Return the name of an endpoint by one of its addresses, such as ``ipv4:10.0.1.77``."""
     return f"ipv{address.version}:{text_of(address)}"
 
 
 def names_of(endpoint: Endpoint) -> list[str]:
-    """Names under which an endpoint is registered.
+    """Return the names under which an endpoint is registered.
 
     Legacy names (container id, container name, pod name) are omitted if the requester disables them: in a pod
     with several interfaces they are ambiguous.
@@ -127,11 +127,11 @@ class Registry:
         self._status: dict[int, StatusLog] = {}
 
     def get(self, endpoint_id: int) -> Endpoint | None:
-        """The endpoint with this id."""
+        """Return the endpoint with this id, or None."""
         return self.table.get(endpoint_id)
 
     def lookup(self, id_text: str) -> Endpoint | None:
-        """The endpoint with an id such as ``12`` or ``ipv4:10.0.1.77``; None if it does not exist.
+        """Return the endpoint with an id such as ``12`` or ``ipv4:10.0.1.77``, or None.
 
         Raises EndpointError 400 for an invalid id.
         """
@@ -139,16 +139,19 @@ class Registry:
         return self.table.get(wanted) if isinstance(wanted, int) else self.named(wanted)
 
     def named(self, name: str) -> Endpoint | None:
-        """The endpoint registered under ``prefix:rest``; the latest of several."""
+        """Return the newest endpoint registered under ``prefix:rest``, or None."""
         found = self.table.by(NAME).get(name)
         return found[-1] if found else None
 
     def by_container(self, container_id: str) -> list[Endpoint]:
-        """All endpoints of a container."""
+        """Return all endpoints of a container."""
         return self.table.by(CONTAINER).get(container_id)
 
     def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
-        """Raise EndpointError 400 if an endpoint has the attachment id ("" never matches) or an address."""
+        """Raise EndpointError 400 if an endpoint has the attachment id or one of the addresses.
+
+        An empty attachment id is not checked.
+        """
         names = self.table.by(NAME)
         if attachment and f"cni-attachment-id:{attachment}" in names:
             raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")
@@ -184,28 +187,28 @@ class Registry:
         self._status.pop(endpoint.id, None)
 
     def status(self, endpoint_id: int) -> StatusLog:
-        """The endpoint's status log; an empty one if the endpoint does not exist."""
+        """Return the endpoint's status log; an empty one if the endpoint does not exist."""
         status = self._status.get(endpoint_id)
         return StatusLog() if status is None else status
 
     def shown_state(self, endpoint: Endpoint) -> State:
-        """The state as the API shows it: ``not-ready`` if it is ready but its status is not OK."""
+        """Return the state that the API shows: ``not-ready`` if ready with a status other than OK."""
         return displayed(endpoint.state, self.status(endpoint.id))
 
     def set_state(self, endpoint_id: int, state: State, reason: str) -> bool:
-        """Set the endpoint's state if the transition is allowed; log the reason or the refusal."""
+        """Set the endpoint's state if the transition is allowed; log the reason or the rejection."""
         endpoint = self.table.get(endpoint_id)
-        moved = None if endpoint is None else self.moved(endpoint, state, reason)
-        if moved is not None:
-            self.put(moved)
-        return moved is not None
+        with_state = None if endpoint is None else self.with_state(endpoint, state, reason)
+        if with_state is not None:
+            self.put(with_state)
+        return with_state is not None
 
-    def moved(
+    def with_state(
         self, endpoint: Endpoint, state: State, reason: str, *, builder: bool = False
     ) -> Endpoint | None:
-        """Return the row in another state, not stored yet; None if the transition is refused.
+        """Return the row with another state, not stored yet; None if the transition is rejected.
 
-        ``builder`` is true for a regeneration, which has transitions of its own.
+        ``builder``: the transition is requested by a regeneration.
         """
         status = self._status[endpoint.id]
         match transition(endpoint.state, state, builder=builder):

@@ -1,9 +1,10 @@
-"""Routes to this node's pods, each over its own link (enable-endpoint-routes).
+"""Endpoint routes: routes to this node's pods, each over its own link (enable-endpoint-routes).
 
-Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` shows the desired
-            routes, ``endpoint-routes-status`` the realized ones.
-Why:        no single route covers the addresses of another IPAM plugin. The creation of an endpoint sets its
-            routes; this cell restores removed routes, and removes routes of earlier settings.
+Reconciles routes of the main table with the ``endpoints`` table; ``endpoint-routes`` has the desired routes
+and ``endpoint-routes-status`` their status.
+
+Why: no single route covers the addresses of another IPAM plugin. The creation of an endpoint installs its
+routes; this cell reinstalls deleted routes, and removes those of a previous configuration.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ REMOVED: Final = message_filter(
         Field(LOAD_BYTE, _TYPE, (1,)),
     )
 )
-"""A unicast route of the main table to one address was deleted."""
+"""Matches the deletion of a unicast route to one address from the main table."""
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):
-    """Route of a pod's address over its link."""
+    """The route to a pod's address over its link."""
 
     destination: IPNetwork
     ifindex: int
@@ -79,30 +80,30 @@ class EndpointRoute(msgspec.Struct, frozen=True):
 
 
 class EndpointRouteKernel(Protocol):
-    """The node's main routing table, as this cell uses it. Methods raise OSError."""
+    """The interface to the node's main routing table. Methods raise OSError."""
 
     async def routes(self) -> list[RouteInfo]:
-        """All unicast routes."""
+        """Return all unicast routes."""
         ...
 
     def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """Set or replace the route to ``address`` over the link, with a neighbour entry of its MAC."""
+        """Replace the route to ``address`` over the link, and the neighbour entry with its MAC."""
         ...
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove the route; a missing one is a no-op."""
+        """Delete the route; a missing one is a no-op."""
         ...
 
 
 def wanted(endpoint: Endpoint) -> Iterator[EndpointRoute]:
-    """Routes of an endpoint with own routes; none until it has an identity and its link is up."""
+    """Yield the desired routes of an endpoint; none before it has an identity and its link is up."""
     if endpoint.datapath.install_endpoint_route and endpoint.identity:
         for address in endpoint.addresses:
             yield EndpointRoute(ip_network(address), endpoint.ifindex, endpoint.pod_mac)
 
 
 def of_endpoints(endpoints: ReadTable[int, Endpoint]) -> ReadTable[IPNetwork, EndpointRoute]:
-    """Desired routes of all endpoints, by destination."""
+    """Return the table of all desired routes, by destination."""
     return endpoints.flat_map(wanted, key=_destination, name="endpoint-routes")
 
 
@@ -111,18 +112,16 @@ def _destination(route: EndpointRoute) -> IPNetwork:
 
 
 class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
-    """The kernel as a reconciler's target; only routes over links of endpoints are seen."""
+    """The reconciler's target: routes over links of endpoints."""
 
     def __init__(self, endpoints: Table[int, Endpoint], kernel: EndpointRouteKernel) -> None:
         self._endpoints = endpoints
         self._kernel = kernel
 
     async def observe(self) -> Mapping[IPNetwork, EndpointRoute]:
-        """Routes to single addresses over links of our endpoints."""
+        """Return the routes to single addresses over links of our endpoints."""
         found = await self._kernel.routes()
-        ours = {
-            each.ifindex: each.pod_mac for each in self._endpoints.all() if not each.datapath.on_anothers_link
-        }
+        ours = {each.ifindex: each.pod_mac for each in self._endpoints.all() if not each.datapath.is_chained}
         return {
             route.destination: EndpointRoute(route.destination, route.ifindex, ours[route.ifindex])
             for route in found
@@ -130,14 +129,14 @@ class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
         }
 
     async def put(self, batch: Mapping[IPNetwork, EndpointRoute]) -> None:
-        """Set routes. Raises BatchError."""
+        """Install routes. Raises BatchError."""
         with BatchFailures(OSError) as failures:
             for route in batch.values():
                 with failures.of(route.destination):
                     self._kernel.put(route.ifindex, route.destination.network_address, route.pod_mac)
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
-        """Remove routes. Raises BatchError."""
+        """Delete routes. Raises BatchError."""
         present = await self.observe()
         with BatchFailures(OSError) as failures:
             for destination in batch:
@@ -148,9 +147,9 @@ class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
 
 @after(ExposedEndpoints)
 class EndpointRouteKeeper:
-    """Reconciles the routes of endpoints with own routes; restores removed routes at once.
+    """Reconciles endpoint routes; reinstalls deleted routes at once.
 
-    It starts once all endpoints, and so all links of pods, are listed.
+    Starts once all endpoints, and thereby all links of pods, are listed.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class EndpointRouteKeeper:
         jobs: Jobs,
         tables: Tables,
     ) -> None:
-        self._enabled = routing.own_routes
+        self._enabled = routing.endpoint_routes
         self._ipv4 = agent.ipv4
         self._sysctls = sysctls
         # Without the setting no route is desired: those of an earlier configuration are removed.
@@ -195,26 +194,26 @@ class EndpointRouteKeeper:
 
 
 class KernelEndpointRoutes:
-    """Implements :class:`~cells.endpoint.routes.EndpointRouteKernel` by the node's links."""
+    """Implements :class:`~cells.endpoint.routes.EndpointRouteKernel` by netlink."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links
 
     async def routes(self) -> list[RouteInfo]:
-        """All routes of the main table; read in a worker thread. Raises OSError."""
+        """Return all routes of the main table, read in a worker thread. Raises OSError."""
         return await to_thread.run_sync(all_routes)
 
     def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """Set or replace the route over the link. Raises OSError."""
+        """Replace the route over the link. Raises OSError."""
         self._links.route_pod(ifindex, address, mac)
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove the route; a missing one is a no-op. Raises OSError."""
+        """Delete the route; a missing one is a no-op. Raises OSError."""
         self._links.remove_route(ifindex, destination)
 
 
 def kernel(links: HostLinks) -> EndpointRouteKernel:
-    """The node's routes."""
+    """Provide the node's routes."""
     return KernelEndpointRoutes(links)
 
 

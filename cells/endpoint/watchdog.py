@@ -1,8 +1,11 @@
-"""Verifies and restores the kernel state of endpoints: programs on their links, entries in maps.
+"""The endpoint watchdog: verifies kernel state of endpoints, and regenerates endpoints that differ.
 
-Controller: compares the ``endpoints`` table with the kernel, and regenerates endpoints that differ.
-Why:        without its filter a pod is not restricted by policy, and nothing else would notice. The kernel
-            reports removed filters; a full comparison runs every 30 seconds.
+Compares the ``endpoints`` table with programs on links, entries of hive_endpoints and cilium_lxc, and
+rp_filter: every 30 seconds, and when the kernel reports deleted filters.
+
+Why: without its program a pod is not restricted by policy, and no other component would detect it.
+
+Source: Cilium 1.17, the endpoint BPF program watchdog.
 """
 
 import math
@@ -45,15 +48,16 @@ from lifecycle import (
 __all__ = ["EndpointFault", "EndpointKernel", "EndpointWatchdog", "WatchdogSettings", "cell"]
 
 
-# How often endpoints are compared with the kernel.
+# The interval of the comparison.
 
 
 class WatchdogSettings(Settings, frozen=True):
-    """How often endpoints are compared with the kernel."""
+    """Interval of the verification of endpoints' kernel state."""
 
     endpoint_bpf_prog_watchdog_interval: Duration = seconds(30)
-    """How often programs and map rows of endpoints are compared with the kernel; 0s: only on its
-    notifications."""
+    """How often endpoints' programs and map entries are compared with the kernel; 0s: only after its
+    notifications.
+    """
 
     def faults(self) -> Iterator[str]:
         value = self.endpoint_bpf_prog_watchdog_interval
@@ -63,7 +67,7 @@ class WatchdogSettings(Settings, frozen=True):
 
 # Differences between endpoints and the kernel.
 
-STRETCH: Final = 50
+ENDPOINTS_PER_STEP: Final = 50
 """Endpoints compared between two yields to the event loop: about half a millisecond."""
 
 _RTMGRP_TC: Final = 0x8
@@ -72,29 +76,29 @@ REMOVED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 
 class EndpointFault(StrEnum):
-    """A difference between an endpoint and the kernel."""
+    """A kind of kernel state that differs from the endpoint's row."""
 
     PROGRAMS = "programs"
-    """Programs on its link."""
+    """The programs on its link."""
     LXC = "cilium_lxc"
     CONFIG = "hive_endpoints"
     RP_FILTER = "rp_filter"
-    """The kernel setting of its link."""
+    """The sysctl rp_filter of its link."""
 
 
 class EndpointKernel(Protocol):
-    """The kernel state of endpoints. Methods raise OSError or HiveError."""
+    """The interface to endpoints' kernel state. Methods raise OSError or HiveError."""
 
     async def faults(self, endpoints: Sequence[Endpoint]) -> Mapping[int, Collection[EndpointFault]]:
-        """Differences by endpoint id, of endpoints with an existing link."""
+        """Return the differences by endpoint id, for endpoints with an existing link."""
         ...
 
-    def accept_any_route(self, endpoint: Endpoint) -> None:
+    def disable_rp_filter(self, endpoint: Endpoint) -> None:
         """Disable reverse path filtering on the endpoint's link."""
         ...
 
-    def hints(self) -> AsyncIterator[None]:
-        """Yields at once, and whenever state may have been removed."""
+    def removals(self) -> AsyncIterator[None]:
+        """Yield at once, and whenever state may have been removed."""
         ...
 
 
@@ -107,37 +111,37 @@ class KernelState:
         self._sysctls = sysctls
 
     async def faults(self, endpoints: Sequence[Endpoint]) -> dict[int, set[EndpointFault]]:
-        """Differences by endpoint id; links are read in a worker thread: 0.15 ms each."""
+        """Return the differences by endpoint id; reads links in a worker thread, 0.15 ms each."""
         found: dict[int, set[EndpointFault]] = {}
         programs = await anyio.to_thread.run_sync(programs_of, [each.ifindex for each in endpoints])
         endpoints = [each for each in endpoints if is_present(each.ifindex, each.ifname)]
-        ours = [each for each in endpoints if not each.datapath.on_anothers_link]
-        filtered = await anyio.to_thread.run_sync(partial(self._filtered, ours))
+        ours = [each for each in endpoints if not each.datapath.is_chained]
+        filtered = await anyio.to_thread.run_sync(partial(self._with_rp_filter, ours))
         for position, endpoint in enumerate(endpoints):
             faults = self._entry_faults(endpoint)
-            if not _equal(programs[endpoint.ifindex], self._programs(endpoint)):
+            if not _matches(programs[endpoint.ifindex], self._programs(endpoint)):
                 faults.add(EndpointFault.PROGRAMS)
             if endpoint.id in filtered:
                 faults.add(EndpointFault.RP_FILTER)
             if faults:
                 found[endpoint.id] = faults
-            if position % STRETCH == STRETCH - 1:
+            if position % ENDPOINTS_PER_STEP == ENDPOINTS_PER_STEP - 1:
                 await anyio.lowlevel.checkpoint()
         return found
 
-    def accept_any_route(self, endpoint: Endpoint) -> None:
-        """Raises HiveError."""
+    def disable_rp_filter(self, endpoint: Endpoint) -> None:
+        """Set the sysctl to 0. Raises HiveError."""
         self._sysctls.write({_setting(endpoint): "0"})
 
-    def hints(self) -> AsyncIterator[None]:
-        """Yields at removed filters and queueing disciplines, except those of a deleted link."""
+    def removals(self) -> AsyncIterator[None]:
+        """Yield after deletions of filters and qdiscs, except those of a deleted link."""
         return notifications(_RTMGRP_TC, REMOVED)
 
     def _programs(self, endpoint: Endpoint) -> LinkPrograms:
         return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)
 
-    def _filtered(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of endpoints with a link that filters by reverse path."""
+    def _with_rp_filter(self, endpoints: Sequence[Endpoint]) -> set[int]:
+        """Return the ids of endpoints with reverse path filtering on their links."""
         return {each.id for each in endpoints if self._sysctls.read(_setting(each)) not in {"0", None}}
 
     def _entry_faults(self, endpoint: Endpoint) -> set[EndpointFault]:
@@ -154,15 +158,15 @@ class KernelState:
 
 
 def _any_source(row: bytes | None) -> EndpointConfig | None:
-    """The entry as if any source were allowed: that flag depends also on the node's settings."""
+    """Return the entry with the flag ENDPOINT_ANY_SOURCE, which depends also on the node's settings."""
     if row is None:
         return None
     config = EndpointConfig.unpack(row)
     return structs.replace(config, flags=config.flags | ENDPOINT_ANY_SOURCE)
 
 
-def _equal(present: LinkPrograms, wanted: LinkPrograms) -> bool:
-    """Whether a link has the desired programs; programs that others attach at other hooks are ignored."""
+def _matches(present: LinkPrograms, wanted: LinkPrograms) -> bool:
+    """Whether a link has the desired programs; programs of others at other hooks are ignored."""
     return all(want in {0, has} for has, want in zip(present, wanted, strict=True))
 
 
@@ -174,13 +178,13 @@ def _setting(endpoint: Endpoint) -> str:
 #
 # Source: Cilium 1.17, the watchdog of endpoints' programs.
 
-REASON = "its state in the kernel was changed"
-REST = 0.2
-"""Minimum number of seconds between two checks, in case another program keeps removing state."""
+REASON = "its kernel state differs"
+MIN_INTERVAL = 0.2
+"""Minimum number of seconds between two comparisons, in case another program keeps removing state."""
 
 
 class EndpointWatchdog:
-    """Compares endpoints with the kernel, periodically and on its events; degraded while they differ."""
+    """Compares endpoints with the kernel, periodically and on notifications; degraded while they differ."""
 
     def __init__(
         self,
@@ -194,18 +198,18 @@ class EndpointWatchdog:
         log: Logger,
     ) -> None:
         self.found: Counter[EndpointFault] = Counter()
-        """Number of differences found since the start."""
+        """Number of differences found since the start, by kind."""
         self._table = table
         self._regenerations = regenerations
         self._kernel = kernel
         self._health = health.child("kernel")
         self._log = log
         interval = float(settings.endpoint_bpf_prog_watchdog_interval) or math.inf
-        self._timer = jobs.timer("compare", self.compare, interval, rest=REST)
-        jobs.observe("watch", kernel.hints, self._compare_soon)
+        self._timer = jobs.timer("compare", self.compare, interval, rest=MIN_INTERVAL)
+        jobs.observe("watch", kernel.removals, self._trigger)
 
     async def compare(self) -> None:
-        """Compare every endpoint and repair differences. Raises OSError if the kernel cannot be read."""
+        """Compare all endpoints and repair differences. Raises OSError if the kernel cannot be read."""
         # An endpoint that waits for its first identity has no state in the kernel.
         endpoints = {each.id: each for each in self._table.all() if each.identity}
         faults = await self._kernel.faults(list(endpoints.values()))
@@ -215,31 +219,31 @@ class EndpointWatchdog:
             if (now := self._table.get(number)) is not None and now.created == endpoints[number].created
         }
         if not differing:
-            self._health.ok(f"{len(endpoints)} endpoints match their state in the kernel")
+            self._health.ok(f"{len(endpoints)} endpoints have their desired kernel state")
             return
         self._health.degraded(_summary(differing))
-        healed = [await self._heal(endpoints[number], found) for number, found in differing.items()]
+        healed = [await self._repair(endpoints[number], found) for number, found in differing.items()]
         errors = [error for error in healed if error]
         if errors:
             self._health.degraded(f"{_summary(differing)}; not repaired: {'; '.join(errors)}")
         else:
-            self._timer.trigger()  # compare again: that shows whether the repair succeeded
+            self._timer.trigger()  # compare again to verify the repair
 
-    async def _heal(self, endpoint: Endpoint, faults: Collection[EndpointFault]) -> str:
+    async def _repair(self, endpoint: Endpoint, faults: Collection[EndpointFault]) -> str:
         """Repair an endpoint; return the error, empty if it succeeded."""
         self.found.update(faults)
         what = ", ".join(sorted(faults))
-        self._log.warning("endpoint was changed in the kernel, repaired", endpoint=endpoint.id, what=what)
+        self._log.warning("kernel state of endpoint differs, regenerating", endpoint=endpoint.id, what=what)
         if EndpointFault.RP_FILTER in faults:
             try:
-                self._kernel.accept_any_route(endpoint)
+                self._kernel.disable_rp_filter(endpoint)
             except HiveError as error:
                 return str(error)
         if set(faults) == {EndpointFault.RP_FILTER}:
             return ""
         return await self._regenerations.request(endpoint.id, Level.DATAPATH, REASON).result()
 
-    async def _compare_soon(self, _: None) -> None:
+    async def _trigger(self, _: None) -> None:
         self._timer.trigger()
 
 
@@ -251,16 +255,16 @@ def _summary(faults: Mapping[int, Collection[EndpointFault]]) -> str:
 
 
 def endpoint_kernel(datapath: Datapath, maps: Maps, sysctls: Sysctls) -> EndpointKernel:
-    """This node's kernel."""
+    """Provide this node's kernel."""
     return KernelState(datapath, maps, sysctls)
 
 
 def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
-    """Metric of the differences found."""
+    """Provide the number of differences as a metric."""
 
     async def collect() -> Iterable[MetricFamily]:
         found = {fault.value: watchdog.found[fault] for fault in EndpointFault}
-        text = "Endpoints with state in the kernel that others changed."
+        text = "Endpoints with missing or changed kernel state, by kind of state."
         return [counter("hive_endpoint_watchdog_faults_total", text, found, "what")]
 
     return Collector("endpoint-watchdog", collect)
@@ -268,7 +272,7 @@ def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
 
 cell = module(
     "endpoint-watchdog",
-    "Endpoints compared with their state in the kernel",
+    "Verification and repair of endpoints' kernel state",
     config(WatchdogSettings),
     provide_private(endpoint_kernel),
     provide(EndpointWatchdog, watchdog_metrics),

@@ -267,7 +267,7 @@ class RouterAddresses:
         log: Logger,
     ) -> None:
         self._ipam = ipam
-        self.own_routes = routing.own_routes
+        self.endpoint_routes = routing.endpoint_routes
         """Whether each pod has its own route over its link (enable-endpoint-routes)."""
         self._links = links
         self._datapath = datapath
@@ -286,7 +286,7 @@ class RouterAddresses:
         Raises HiveError.
         """
         local = self._ipam.local_routers
-        if local and not self.own_routes:
+        if local and not self.endpoint_routes:
             raise UsageError(
                 f"Cannot specify local-router-{next(iter(local))} without enable-endpoint-routes: set it, too"
             )
@@ -345,7 +345,7 @@ class Router:
     ) -> None:
         self._restored = restored
         self._addresses = addresses
-        self.endpoint_routes = addresses.own_routes
+        self.endpoint_routes = addresses.endpoint_routes
         """Whether each pod has its own route (enable-endpoint-routes)."""
         self._kernel = kernel
         self._sysctls = sysctls

@@ -167,7 +167,7 @@ class EndpointOperations:
         body = read_body(request, models.EndpointChangeRequest, "endpoint")
         wanted = endpoint_mapping.endpoint_request(body)
         self._check_families(wanted)
-        await self._endpoints.forgotten(wanted.addresses)
+        await self._endpoints.wait_scrubbed(wanted.addresses)
         while True:
             try:
                 return answer(201, self._model(await self._endpoints.create(wanted)))

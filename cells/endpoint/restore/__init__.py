@@ -1,16 +1,16 @@
-"""Restores the endpoints of the previous agent: reads their state, validates it, and takes them over.
+"""Restores the endpoints of the previous agent: reads, validates and adopts their state.
 
-Reconciler, once, in four steps, by which other cells order their hooks: OldEndpoints (read from disk) →
+Runs once at the start, in four steps by which other cells order their hooks: OldEndpoints (read from disk) →
 RestoredEndpoints (addresses, ids and identities claimed, stale state removed) → ExposedEndpoints (listed) →
-RegeneratedEndpoints (kernel state repaired). An endpoint with unreadable state, or a policy map that cannot
-be opened, keeps its resources until its link is removed: QuarantinedEndpoints.
+RegeneratedEndpoints (kernel state repaired). An endpoint with unreadable state, or with a policy map
+that cannot be opened, keeps its resources until its link is deleted: QuarantinedEndpoints.
 
-Why: pods communicate while no agent runs; they must not notice its restart.
+Why: pods communicate while no agent runs; a restart must not affect them.
 """
 
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
-from cells.endpoint.restore.clear import Clearing
+from cells.endpoint.restore.clear import StaleStateCleanup
 from cells.endpoint.restore.edges import (
     KernelLinkEvents,
     KernelStaleMaps,
@@ -53,33 +53,33 @@ __all__ = [
 
 @after(HostEndpoint)
 def stale_maps(maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> StaleMaps:
-    """The node's maps for restore, after the host endpoint has claimed its own policy map."""
+    """Provide the node's maps for restore, after the host endpoint has adopted its policy map."""
     return KernelStaleMaps(maps, local, policies)
 
 
 def restore_links(links: HostLinks) -> RestoreLinks:
-    """The node's links, as restore uses them."""
+    """Provide the node's links for restore."""
     return links
 
 
 def previous_agent(datapath: Datapath) -> PreviousAgent:
-    """What Cilium's agent left in the datapath."""
+    """Provide the datapath's access to programs of Cilium's agent."""
     return datapath
 
 
 def link_events() -> LinkEvents:
-    """Notifications from the kernel."""
+    """Provide the kernel's notifications of deleted links."""
     return KernelLinkEvents()
 
 
 def restore_addresses(ipam: Ipam) -> RestoreAddresses:
-    """The node's address allocator, as restore uses it."""
+    """Provide the node's IPAM for restore."""
     return ipam
 
 
 @after(ExposedEndpoints)
 def pods_exposed() -> PodsExposed:
-    """The barrier after which all endpoints are listed."""
+    """Provide the barrier after which all endpoints are listed."""
     return PodsExposed()
 
 
@@ -97,6 +97,6 @@ cell = module(
         pods_exposed,
     ),
     provide(RestoredEndpoints, as_=(RestoredPods,)),
-    provide_private(EndpointClaims, Clearing, link_events, QuarantinedEndpoints),
+    provide_private(EndpointClaims, StaleStateCleanup, link_events, QuarantinedEndpoints),
     invoke(QuarantinedEndpoints, RegeneratedEndpoints),
 )

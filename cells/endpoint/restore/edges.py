@@ -1,4 +1,4 @@
-"""Interfaces of restore to links, addresses and maps."""
+"""Interfaces of restore to links, IPAM and maps, and their implementations by the kernel."""
 
 import socket
 import struct
@@ -17,10 +17,10 @@ from cells.node.local_addresses import LocalAddresses
 
 
 class RestoreLinks(Protocol):
-    """The links of the node."""
+    """The interface to the node's links."""
 
     def links(self) -> Sequence[LinkInfo]:
-        """Every link. Raises OSError."""
+        """Return all links. Raises OSError."""
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
@@ -29,10 +29,10 @@ class RestoreLinks(Protocol):
 
 
 class LinkEvents(Protocol):
-    """Notifications of removed links."""
+    """The interface to notifications of deleted links."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """While the context is open, its callable waits until a link was removed since the last call.
+        """Subscribe to deletions; the callable waits for one since its last call.
 
         The callable raises OSError if notifications may be lost: open the context again and list the links.
         """
@@ -40,23 +40,23 @@ class LinkEvents(Protocol):
 
 
 class RestoreAddresses(Protocol):
-    """The address allocator."""
+    """The interface to the node's IPAM."""
 
     def covers(self, ip: IPAddress) -> bool:
-        """Whether the address can be allocated: its family is enabled, and the node's range contains it."""
+        """Whether the address can be allocated: its family is enabled and it is in a pod CIDR of the node."""
         ...
 
     @property
     def default_pool(self) -> str:
-        """The pool for saved state that names none."""
+        """The pool for saved state without a pool."""
         ...
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
-        """Claim exactly this address. Raises IpamError."""
+        """Allocate this address. Raises IpamError."""
         ...
 
     def hold(self, ip: IPAddress, owner: str) -> None:
-        """Reserve an address in use outside all ranges: a range that is added later must not allocate it."""
+        """Reserve an address outside all pod CIDRs, so that a CIDR added later does not allocate it."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
@@ -65,7 +65,7 @@ class RestoreAddresses(Protocol):
 
 
 class LxcRow(msgspec.Struct, frozen=True):
-    """An entry of cilium_lxc: an address and where the datapath delivers its packets."""
+    """An entry of cilium_lxc: an address and the endpoint to which packets are delivered."""
 
     ip: IPAddress
     endpoint_id: int
@@ -75,30 +75,30 @@ class LxcRow(msgspec.Struct, frozen=True):
 
 
 class StaleMaps(Protocol):
-    """The maps as the previous agent left them. Calls raise OSError; removing a missing entry is a no-op."""
+    """The interface to the maps of the previous agent. Methods raise OSError; missing entries are no-ops."""
 
     def addresses(self) -> list[LxcRow]:
-        """The entries of cilium_lxc."""
+        """Return the entries of cilium_lxc."""
         ...
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        """Claim these addresses for endpoints; entries of other addresses may be removed from now on."""
+        """Claim entries of these addresses; from now on, other entries may be removed."""
         ...
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
-        """Remove the endpoint's entry from cilium_lxc."""
+        """Delete the endpoint's entry from cilium_lxc."""
         ...
 
     def configs(self) -> list[int]:
-        """The link indexes in hive_endpoints."""
+        """Return the link indexes in hive_endpoints."""
         ...
 
     def drop_config(self, ifindex: int) -> None:
-        """Remove a link index from hive_endpoints."""
+        """Delete a link index from hive_endpoints."""
         ...
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
-        """Prepare the policy maps of these endpoints, so that adopting them does not wait."""
+        """Open the policy maps of these endpoints, so that their adoption does not wait."""
         ...
 
     async def sweep_policies(self) -> None:
@@ -107,10 +107,10 @@ class StaleMaps(Protocol):
 
 
 class PreviousAgent(Protocol):
-    """State of Cilium's own agent, on a node that was migrated from it."""
+    """The interface to programs of Cilium's agent, on a node migrated from it."""
 
     def release_previous(self, keep: Collection[int]) -> None:
-        """Detach its programs from every interface except ``keep`` (indexes). Raises OSError."""
+        """Detach its programs from all interfaces except ``keep`` (indexes). Raises OSError."""
         ...
 
 
@@ -131,7 +131,10 @@ class KernelLinkEvents:
     """Implements :class:`~cells.endpoint.restore.edges.LinkEvents` by rtnetlink."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """Messages are not parsed: the links are listed again. OSError if the socket overran."""
+        """Subscribe without parsing messages, as links are listed again.
+
+        The callable raises OSError if the socket overran.
+        """
         return subscribed(_RTMGRP_LINK, REMOVED)
 
 
@@ -150,31 +153,31 @@ class KernelStaleMaps:
         self._policies = policies
 
     def addresses(self) -> list[LxcRow]:
-        """The entries of cilium_lxc."""
+        """Return the entries of cilium_lxc."""
         rows = {row.ip: row.value for row in self._local.table.all()} | dict(self._local.leftovers)
         return [
             LxcRow(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host) for ip, row in rows.items()
         ]
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        """Claim the previous agent's entries of these addresses for endpoints."""
+        """Claim the previous agent's entries of these addresses."""
         self._local.keep(ips)
         self._claimed.done()
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
-        """Remove the endpoint's entry from cilium_lxc."""
+        """Delete the endpoint's entry from cilium_lxc."""
         self._local.drop_endpoint(ip, endpoint_id)
 
     def configs(self) -> list[int]:
-        """The link indexes in hive_endpoints."""
+        """Return the link indexes in hive_endpoints."""
         return [_ifindex.unpack(key)[0] for key, _ in self._maps.endpoints.items()]
 
     def drop_config(self, ifindex: int) -> None:
-        """Remove a link index from hive_endpoints."""
+        """Delete a link index from hive_endpoints."""
         self._maps.endpoints.delete(_ifindex.pack(ifindex))
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
-        """Create lost policy maps again."""
+        """Open the policy maps, and recreate missing ones."""
         await self._policies.prepare(endpoint_ids)
 
     async def sweep_policies(self) -> None:

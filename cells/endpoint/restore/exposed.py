@@ -1,6 +1,8 @@
 """Lists the restored endpoints in one transaction, then regenerates them.
 
-Source: Cilium 1.17, regeneration of restored endpoints.
+Also releases resources of quarantined endpoints once their links are deleted.
+
+Source: Cilium 1.17, regenerateRestoredEndpoints.
 """
 
 import time
@@ -18,7 +20,7 @@ from cells.policy.maps import KnownRemoteClusters, KnownRules, RealizedPolicy
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
-"""Seconds that the start waits for the rules before endpoints are regenerated later."""
+"""Seconds that the start waits for rules, before it leaves the regeneration to a job."""
 
 
 class ExposedEndpoints:
@@ -35,7 +37,7 @@ class ExposedEndpoints:
 
 @after(ExposedEndpoints)
 class RegeneratedEndpoints:
-    """Regenerates the restored endpoints in its start hook; failed ones are retried later."""
+    """Regenerates the restored endpoints in its start hook; failed ones are retried."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class RegeneratedEndpoints:
             with anyio.move_on_after(RULES_SECONDS) as waiting:
                 await self._all_received()
             if waiting.cancelled_caught:
-                await self._postpone()
+                await self._regenerate_later()
                 return
         await self._regenerate()
 
@@ -77,13 +79,15 @@ class RegeneratedEndpoints:
         for one in self._required:
             await one.known()
 
-    async def _postpone(self) -> None:
+    async def _regenerate_later(self) -> None:
         missing = ", ".join(one.missing for one in self._required if one.missing)
         count = len(self._restored.endpoints)
-        self._log.warning("restored endpoints keep their policies", endpoints=count, until_known=missing)
-        self._health.degraded(
-            f"{count} restored endpoints keep their policies until these are known: {missing}"
+        self._log.warning(
+            "restored endpoints keep their policies until all rules are received",
+            endpoints=count,
+            missing=missing,
         )
+        self._health.degraded(f"{count} restored endpoints keep their policies until received: {missing}")
 
         async def later() -> None:
             await self._all_received()
@@ -112,15 +116,15 @@ class RegeneratedEndpoints:
         )
         self._release_previous(failed)
         summary = f"{len(restored) - len(unsuccessful)} of {len(restored)} regenerated in {took} ms"
-        if freed := len(unsuccessful) - len(failed):
-            summary += f", {freed} removed meanwhile"
+        if released := len(unsuccessful) - len(failed):
+            summary += f", {released} removed meanwhile"
         if failed:
-            self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
+            self._health.degraded(f"{summary}; failed, retried: endpoints {', '.join(map(str, failed))}")
         else:
             self._health.ok(summary)
 
     def _release_previous(self, failed: Collection[int]) -> None:
-        """Detach programs of Cilium's agent, except from pods that ours do not serve yet."""
+        """Detach programs of Cilium's agent, except from pods without our programs."""
         if self._previous is None:
             return
         waiting = {one.ifindex for one in self._restored.endpoints if one.id in failed}
@@ -129,21 +133,26 @@ class RegeneratedEndpoints:
                 waiting | {one.ifindex for one in self._restored.quarantined.values()}
             )
         except OSError as error:
-            self._log.warning("Cilium's programs not released: restart the agent", error=str(error))
+            self._log.warning(
+                "programs of Cilium's agent not detached: restart the agent to retry", error=str(error)
+            )
 
 
-# Endpoints that run but could not be restored keep their resources until their links are removed.
+# Quarantined endpoints keep their resources until their links are removed.
 
 
 class QuarantinedEndpoints:
-    """Releases resources of quarantined endpoints once their links are removed; ends with the last one."""
+    """Releases resources of quarantined endpoints once their links are deleted.
+
+    The job ends with the last one.
+    """
 
     def __init__(
         self,
         restored: RestoredEndpoints,
         claims: EndpointClaims,
         maps: EndpointMaps,
-        left: StaleMaps,
+        stale_maps: StaleMaps,
         links: RestoreLinks,
         events: LinkEvents,
         files: StateFiles,
@@ -155,7 +164,7 @@ class QuarantinedEndpoints:
         self._restored = restored
         self._claims = claims
         self._maps = maps
-        self._left = left
+        self._stale_maps = stale_maps
         self._links = links
         self._events = events
         self._files = files
@@ -171,30 +180,34 @@ class QuarantinedEndpoints:
             while quarantined:
                 present = {link.ifindex for link in self._links.links()}
                 for number in [number for number, one in quarantined.items() if one.ifindex not in present]:
-                    await self._free(quarantined.pop(number))
+                    await self._release(quarantined.pop(number))
                 if quarantined:
                     self._health.degraded(f"endpoints not restored, left unchanged: {sorted(quarantined)}")
                     await removed()
         self._health.ok("no endpoint is quarantined")
 
-    async def _free(self, freed: QuarantinedEndpoint) -> None:
+    async def _release(self, released: QuarantinedEndpoint) -> None:
         """Remove all state of the endpoint; a failed step does not stop the next ones."""
-        number = freed.number
-        rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
+        number = released.number
+        rows = [row for row in self._stale_maps.addresses() if row.endpoint_id == number and not row.is_host]
         steps: list[Callable[[], object]] = [
-            *(partial(self._left.drop_address, row.ip, number) for row in rows),
-            *self._claims.releases(freed),
-            partial(self._left.drop_config, freed.ifindex),
+            *(partial(self._stale_maps.drop_address, row.ip, number) for row in rows),
+            *self._claims.release_steps(released),
+            partial(self._stale_maps.drop_config, released.ifindex),
             partial(self._files.remove, number),
         ]
         for step in steps:
-            self._take(number, step)
-        await self._maps.forget_flows(freed.addresses)
-        addresses = ", ".join(map(str, freed.addresses))
-        self._log.info("pod of a quarantined endpoint no longer exists", endpoint=number, addresses=addresses)
+            self._try_step(number, step)
+        await self._maps.scrub_conntrack(released.addresses)
+        addresses = ", ".join(map(str, released.addresses))
+        self._log.info(
+            "quarantined endpoint removed: its link no longer exists", endpoint=number, addresses=addresses
+        )
 
-    def _take(self, number: int, step: Callable[[], object]) -> None:
+    def _try_step(self, number: int, step: Callable[[], object]) -> None:
         try:
             step()
         except (OSError, HiveError, IpamError) as error:
-            self._log.warning("endpoint not removed completely", endpoint=number, error=str(error))
+            self._log.warning(
+                "step of the removal of a quarantined endpoint failed", endpoint=number, error=str(error)
+            )

@@ -1,8 +1,9 @@
-"""Decides which old endpoints are restored, claims their resources, and removes the rest.
+"""Decides which old endpoints are restored, claims their resources, and removes stale state.
 
-Source: Cilium 1.17, restore of old endpoints before any address is allocated.
+Addresses, ids, policy maps, identities and ipcache prefixes are claimed before anything is allocated. The
+kernel state of a restored endpoint is not written here, as its pod uses it.
 
-The kernel state of a restored endpoint is not written here: its pod uses it.
+Source: Cilium 1.17, restoreOldEndpoints.
 """
 
 import time
@@ -30,20 +31,20 @@ from cells.endpoint import (
     resource_of,
     restored_claims,
 )
-from cells.endpoint.restore.clear import Clearing, Live, alias_owner, fault_of
+from cells.endpoint.restore.clear import RetainedState, StaleStateCleanup, alias_owner, validation_error
 from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
 from cells.netlink.rows import LinkInfo
 from cells.node.ipam.ranges import IpamError
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, NotStartedError
 
-# The contents of the state directory: the endpoints from before the restart.
+# The endpoints of the previous agent, from the state directory.
 #
 # Source: Cilium 1.17, fetching old endpoints (disk only).
 
 
 class OldEndpoints:
-    """The saved endpoints, read by its start hook and not validated yet."""
+    """The saved endpoints, read in its start hook and not validated yet."""
 
     def __init__(self, files: StateFiles, lifecycle: Lifecycle, health: Health, log: Logger) -> None:
         self._files = files
@@ -62,11 +63,9 @@ class OldEndpoints:
     async def _fetch(self) -> None:
         scan = await anyio.to_thread.run_sync(self._files.scan)
         for name in scan.removed:
-            self._log.info("left-over of an interrupted write removed", directory=name)
+            self._log.info("directory of an interrupted write removed", directory=name)
         for name in scan.ignored:
-            self._log.warning(
-                "state of an endpoint that another directory holds too, ignored", directory=name
-            )
+            self._log.warning("second state directory of an endpoint ignored", directory=name)
         for number, why in scan.unreadable.items():
             self._log.warning("Unable to read endpoint state, ignoring", endpoint=number, error=why)
         if scan.unreadable:
@@ -76,16 +75,16 @@ class OldEndpoints:
         self._scan = scan
 
 
-STRETCH = 100
+ENDPOINTS_PER_STEP = 100
 """Endpoints restored between two yields to the event loop: about 5 ms."""
 
 
 class QuarantinedEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint that could not be restored, though its pod runs and is not the cause."""
+    """An endpoint that could not be restored although its pod runs."""
 
     number: int
     ifindex: int
-    """Index of its link: while the link exists, the endpoint's state is not touched."""
+    """Index of its link: while the link exists, the endpoint's state is not changed."""
     identity: int
     addresses: tuple[IPAddress, ...]
     """Addresses reserved for it."""
@@ -96,7 +95,7 @@ class QuarantinedEndpoint(msgspec.Struct, frozen=True):
 
 
 class EndpointClaims:
-    """Claims of old endpoints' resources: addresses, policy maps, identities, prefixes."""
+    """Claims resources of old endpoints: addresses, policy maps, identities, ipcache prefixes."""
 
     def __init__(
         self,
@@ -113,19 +112,18 @@ class EndpointClaims:
         self._identities = identities
         self._log = log
         self._prefixes: dict[int, list[IpcacheEntry]] = {}
-        """Claims for the next batch to the ipcache, by endpoint id."""
+        """Entries of the next batch to the ipcache, by endpoint id."""
 
     def covers(self, address: IPAddress) -> bool:
-        """Whether this node's ranges contain the address."""
+        """Whether the node's pod CIDRs contain the address."""
         return self._addresses.covers(address)
 
     def claim(self, endpoint: Endpoint) -> None:
-        """Claim addresses, id and policy map.
+        """Claim addresses, id and policy map of an endpoint.
 
-        Raises IpamError, HiveError or OSError with nothing claimed.
-
-        An address of a disabled family or outside the node's ranges is reserved: a range that is added later
-        does not allocate it. claim_prefixes() claims the prefixes.
+        Raises IpamError, HiveError or OSError, with nothing claimed. An address of a disabled family or
+        outside the node's pod CIDRs is reserved, so that a CIDR added later does not allocate it.
+        claim_prefixes() claims the prefixes.
         """
         addresses = self._addresses
         on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
@@ -145,59 +143,59 @@ class EndpointClaims:
         self._prefixes[endpoint.id] = restored_claims(endpoint.id, endpoint.identity, endpoint.addresses)
 
     async def identify(self, endpoint: Endpoint) -> Identity:
-        """The identity of the endpoint's labels: its previous one, unless the cluster has another now."""
+        """Return the identity of the endpoint's labels: the previous one, unless the cluster has another."""
         return await self._identities.acquire(endpoint.labels or INIT_LABELS, previous=endpoint.identity)
 
     def quarantine(
         self, number: int, ifindex: int, identity: int, ips: list[IPAddress]
     ) -> QuarantinedEndpoint:
-        """Claim the resources of an endpoint that is not restored; failures are logged."""
+        """Claim the resources of an endpoint that is not restored; log failures."""
         adopted = False
         try:
             self._policies.adopt(number)
             adopted = True
         except (HiveError, OSError) as error:
             self._log.warning(
-                "policy map of a quarantined endpoint not taken over", endpoint=number, error=str(error)
+                "policy map of a quarantined endpoint not adopted", endpoint=number, error=str(error)
             )
         self._prefixes[number] = restored_claims(number, identity, ips)
         self.claim_prefixes()
-        addresses = tuple(ip for ip in ips if self._reserved(number, ip))
+        addresses = tuple(ip for ip in ips if self._reserve(number, ip))
         self._identities.hold(identity)
         return QuarantinedEndpoint(number, ifindex, identity, addresses, adopted, tuple(map(prefix_of, ips)))
 
-    def releases(self, freed: QuarantinedEndpoint) -> Iterator[Callable[[], object]]:
-        """The steps that release the resources quarantine() claimed."""
-        yield partial(self._ipcache.withdraw, resource_of(freed.number), freed.prefixes)
-        yield partial(self._identities.unhold, freed.identity)
-        for ip in freed.addresses:
+    def release_steps(self, quarantined: QuarantinedEndpoint) -> Iterator[Callable[[], object]]:
+        """Yield the functions that release the resources claimed by quarantine()."""
+        yield partial(self._ipcache.withdraw, resource_of(quarantined.number), quarantined.prefixes)
+        yield partial(self._identities.unhold, quarantined.identity)
+        for ip in quarantined.addresses:
             yield partial(self._addresses.release, ip, self._addresses.default_pool)
-        if freed.has_policy_map:
-            yield partial(self._policies.release, freed.number)
+        if quarantined.has_policy_map:
+            yield partial(self._policies.release, quarantined.number)
 
     def claim_prefixes(self) -> None:
-        """Claim the collected prefixes in the ipcache in one batch; unchanged entries are not written."""
+        """Write the collected prefixes to the ipcache in one batch; unchanged entries are not written."""
         wanted, self._prefixes = self._prefixes, {}
         try:
             self._ipcache.upsert(*chain.from_iterable(wanted.values()))
-        except (
-            OSError
-        ):  # one endpoint may have failed: claim each alone, so that the others have their entries
+        except OSError:  # one prefix may have failed: upsert by endpoint, so that the others have entries
             for number, claims in wanted.items():
-                self._claim_alone(number, claims)
+                self._claim_one(number, claims)
 
     def done(self) -> None:
-        """All prefixes are claimed: the ipcache may remove other entries."""
+        """Finish: all prefixes are claimed, so the ipcache may remove other entries."""
         self._initializer.done()
 
-    def _claim_alone(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
+    def _claim_one(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
         try:
             self._ipcache.upsert(*claims)
         except OSError as error:  # the endpoint's regeneration claims them again
-            self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
+            self._log.warning(
+                "ipcache entries of a restored endpoint not written", endpoint=number, error=str(error)
+            )
 
-    def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Reserve the address for its endpoint; return whether that succeeded, else log a warning."""
+    def _reserve(self, number: int, address: IPAddress) -> bool:
+        """Reserve the address for a quarantined endpoint; log a failure and return whether it succeeded."""
         if not self._addresses.covers(address):
             self._addresses.hold(address, f"endpoint {number} [quarantined]")
             return True
@@ -207,22 +205,22 @@ class EndpointClaims:
             )
         except IpamError as error:
             self._log.warning(
-                "address of a quarantined endpoint not reserved", endpoint=number, error=str(error)
+                "address of a quarantined endpoint not reserved in IPAM", endpoint=number, error=str(error)
             )
             return False
         return True
 
 
 class RestoredEndpoints:
-    """Endpoints that continue; its hook claims their addresses, ids, policy maps and identities."""
+    """Restores endpoints: its hook claims their addresses, ids, policy maps and identities."""
 
     def __init__(
         self,
         old: OldEndpoints,
         claims: EndpointClaims,
-        left: StaleMaps,
+        stale_maps: StaleMaps,
         links: RestoreLinks,
-        clearing: Clearing,
+        cleanup: StaleStateCleanup,
         routing: PodRouting,
         *,
         lifecycle: Lifecycle,
@@ -231,67 +229,67 @@ class RestoredEndpoints:
     ) -> None:
         self._old = old
         self._claims = claims
-        self._left = left
+        self._stale_maps = stale_maps
         self._links = links
-        self._clearing = clearing
-        self._endpoint_routes = routing.own_routes
+        self._cleanup = cleanup
+        self._endpoint_routes = routing.endpoint_routes
         self._health = health.child("restore")
         self._log = log
         self.endpoints: list[Endpoint] = []
         """The restored endpoints; empty before the hook has run."""
         self.quarantined: dict[int, QuarantinedEndpoint] = {}
-        """Endpoints that run but could not be restored; QuarantinedEndpoints releases them."""
+        """Running endpoints that could not be restored; QuarantinedEndpoints releases them."""
         self.failed: dict[int, str] = {}
-        """Why other endpoints could not be restored, by id."""
+        """Errors of endpoints that could not be restored, by id."""
         self._stale: set[int] = set()
-        """Failed endpoints without a running pod: its creation was interrupted, or it was deleted."""
-        self._refused: dict[int, str] = {}
-        """The kernel's error if it did not open the endpoint's policy map: the pod is not the cause."""
-        self._dropped: list[int] = []
-        """Endpoints that their owners create anew, and restore never does."""
+        """Failed endpoints without a running pod: created incompletely, or deleted."""
+        self._policy_map_errors: dict[int, str] = {}
+        """Errors of opening endpoints' policy maps, by id."""
+        self._recreated: list[int] = []
+        """Endpoints that their owners create anew at each start."""
         lifecycle.append(Hook("restore endpoints", self._restore))
 
     def strays(self) -> list[IPAddress]:
-        """Addresses of restored pods outside this node's ranges, without a route of their own."""
+        """Return addresses of restored pods outside the node's pod CIDRs, without endpoint routes."""
         ours = (
             endpoint
             for endpoint in self.endpoints
-            if not (endpoint.datapath.on_anothers_link or endpoint.datapath.install_endpoint_route)
+            if not (endpoint.datapath.is_chained or endpoint.datapath.install_endpoint_route)
         )
         return [ip for endpoint in ours for ip in endpoint.addresses if not self._claims.covers(ip)]
 
     async def _restore(self) -> None:
         started = time.perf_counter()
         scan = self._old.scan
-        left = self._left.addresses()
+        lxc_rows = self._stale_maps.addresses()
         links = self._links.links()
         await self._prepare([*scan.endpoints, *scan.unreadable])
         by_name = {link.name: link for link in links}
         for position, (number, saved) in enumerate(sorted(scan.endpoints.items())):
-            await self._take(number, saved, by_name)
-            if position % STRETCH == STRETCH - 1:
+            await self._restore_endpoint(number, saved, by_name)
+            if position % ENDPOINTS_PER_STEP == ENDPOINTS_PER_STEP - 1:
                 self._claims.claim_prefixes()
                 await anyio.lowlevel.checkpoint()
         self._claims.claim_prefixes()
         by_index = {link.ifindex: link for link in links}
-        reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
+        reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._policy_map_errors
         for number, reason in reasons.items():
-            self._keep(number, [row for row in left if row.endpoint_id == number], by_index, reason)
+            self._quarantine(number, [row for row in lxc_rows if row.endpoint_id == number], by_index, reason)
         if strays := self.strays():
             self._log.warning(
-                "pods have addresses outside of the node's range; they keep them until they are removed",
+                "restored pods keep addresses outside the node's pod CIDRs until they are removed",
                 addresses=", ".join(map(str, strays)),
             )
-        live = self._live(left)
-        self._left.keep_addresses(live.addresses)
+        retained = self._retained(lxc_rows)
+        self._stale_maps.keep_addresses(retained.addresses)
         self._claims.done()
-        errors = await self._clearing.run(live, left, links, [*self.failed, *self._dropped])
+        errors = await self._cleanup.run(retained, lxc_rows, links, [*self.failed, *self._recreated])
         self._report(started, errors)
 
     async def _prepare(self, numbers: list[int]) -> None:
-        """Create lost policy maps again; an endpoint that fails here fails alone later."""
+        """Recreate missing policy maps; an endpoint that fails here fails alone later."""
         try:
-            await self._left.prepare_policies(numbers)
+            await self._stale_maps.prepare_policies(numbers)
         except (HiveError, OSError) as error:
             self._log.warning("policy maps of old endpoints not prepared", error=str(error))
 
@@ -308,7 +306,7 @@ class RestoredEndpoints:
         if stale:
             summary += f"; removed as stale: {_reasons(stale)}"
         if self.quarantined:
-            summary += f"; not restored, left unchanged: {sorted(self.quarantined)}"
+            summary += f"; quarantined: {sorted(self.quarantined)}"
         if errors:
             summary += f"; not removed: {'; '.join(errors)}"
         if failed or self.quarantined or errors:
@@ -316,30 +314,30 @@ class RestoredEndpoints:
         else:
             self._health.ok(summary)
 
-    def _live(self, left: list[LxcRow]) -> Live:
+    def _retained(self, lxc_rows: list[LxcRow]) -> RetainedState:
         quarantined = {one.ifindex for one in self.quarantined.values()}
-        return Live(
+        return RetainedState(
             addresses=frozenset(
                 [address for endpoint in self.endpoints for address in endpoint.addresses]
                 + [
                     row.ip
-                    for row in left
+                    for row in lxc_rows
                     if row.ifindex in quarantined and row.endpoint_id in self.quarantined
                 ]
             ),
             links=frozenset([endpoint.ifindex for endpoint in self.endpoints] + list(quarantined)),
-            unsure=frozenset([*self._old.scan.unreadable, *self._refused]),
+            undecided=frozenset([*self._old.scan.unreadable, *self._policy_map_errors]),
         )
 
-    async def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
+    async def _restore_endpoint(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
         """Restore one endpoint, or record why it cannot be restored."""
         endpoint = saved.endpoint
         if saved.is_fake or endpoint.is_reserved:
-            self._dropped.append(number)
+            self._recreated.append(number)
             return
         if not endpoint.ifindex and endpoint.ifname in links:  # not saved: found by name, as in Cilium
             endpoint = replace(endpoint, ifindex=links[endpoint.ifname].ifindex)
-        fault = fault_of(endpoint, links)
+        fault = validation_error(endpoint, links)
         if fault is not None:
             self._stale.add(number)
         else:
@@ -347,24 +345,21 @@ class RestoredEndpoints:
                 self._claims.claim(endpoint)
             except IpamError as error:
                 fault = str(error)
-            except (
-                HiveError,
-                OSError,
-            ) as error:  # the next start may succeed; a removed pod could not come back
-                self._refused[number] = str(error)
+            except (HiveError, OSError) as error:  # keep the state: the next start may succeed
+                self._policy_map_errors[number] = str(error)
                 return
             else:
                 identity = await self._claims.identify(endpoint)
                 if identity.id != endpoint.identity:
                     was, now = endpoint.identity, identity.id
                     self._log.info("identity of restored endpoint changed", endpoint=number, old=was, new=now)
-                live = replace(
+                restored = replace(
                     endpoint,
                     identity=identity.id,
                     labels=identity.labels,
                     datapath=endpoint.datapath.with_endpoint_routes(wanted=self._endpoint_routes),
                 )
-                self.endpoints.append(live)
+                self.endpoints.append(restored)
                 return
         self.failed[number] = fault
         if number in self._stale:  # for example, its DEL came while no agent ran
@@ -374,20 +369,20 @@ class RestoredEndpoints:
                 "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
             )
 
-    def _keep(self, number: int, rows: list[LxcRow], links: dict[int, LinkInfo], reason: str) -> None:
-        """Quarantine an endpoint that is not restored, if the kernel shows that its pod runs."""
-        live = [row for row in rows if not row.is_host and row.ifindex in links]
-        if not live:
+    def _quarantine(self, number: int, rows: list[LxcRow], links: dict[int, LinkInfo], reason: str) -> None:
+        """Quarantine an endpoint that is not restored, if its link and map entries exist."""
+        attached = [row for row in rows if not row.is_host and row.ifindex in links]
+        if not attached:
             if rows:
                 self.failed[number] = f"{reason}, and its interface no longer exists"
             return
-        link, identity = links[live[0].ifindex], live[0].identity
+        link, identity = links[attached[0].ifindex], attached[0].identity
         if alias_owner(link.alias) not in {None, number}:
             return
-        ips = [row.ip for row in live]
+        ips = [row.ip for row in attached]
         self.quarantined[number] = self._claims.quarantine(number, link.ifindex, identity, ips)
         self._log.warning(
-            "endpoint not restored: it stays unchanged until its pod is removed",
+            "endpoint not restored: quarantined until its link is removed",
             endpoint=number,
             reason=reason,
             addresses=", ".join(map(str, ips)),

@@ -1,4 +1,7 @@
-"""Endpoints on disk: the state directory and its files."""
+"""The state directory: one ``<id>/ep_config.json`` for each endpoint, replaced atomically.
+
+``kernel`` writes and removes endpoints; restore scans the directory at the start; the DNS proxy saves names.
+"""
 
 import binascii
 import ctypes
@@ -23,7 +26,7 @@ from cells.endpoint.state.saved import (
 )
 from lifecycle.settings import read_regular
 
-# The older form of saved state: JSON in a comment of the C header an endpoint's programs were compiled with.
+# The legacy format: JSON in a comment of the C header of an endpoint's programs.
 #
 # Source: Cilium before 1.16, ep_config.h: a line `` * CILIUM_BASE64_<base64 version>:<base64 JSON>``.
 
@@ -31,7 +34,7 @@ _MARK: Final = b"CILIUM_BASE64_"
 
 
 def json_in_header(header: bytes) -> bytes:
-    """The JSON, in the format of decode(). Raises UnreadableError."""
+    """Extract the JSON, in the format of decode(). Raises UnreadableError."""
     line = next((line for line in header.splitlines() if _MARK in line), None)
     if line is None:
         raise UnreadableError(f"no line with {_MARK.decode()}")
@@ -69,9 +72,9 @@ class Scan(msgspec.Struct):
     unreadable: dict[int, str] = msgspec.field(default_factory=dict)
     """Errors of unreadable state, by endpoint id; these directories stay."""
     removed: list[str] = msgspec.field(default_factory=list)
-    """Removed directories of an interrupted write or delete."""
+    """Directories of interrupted writes or deletions, which are removed."""
     ignored: list[str] = msgspec.field(default_factory=list)
-    """Directories of endpoints that also have a directory with their own id; these directories stay."""
+    """Directories of endpoints that also have a directory named by their id; these directories stay."""
 
 
 class StateFiles:
@@ -83,11 +86,11 @@ class StateFiles:
         self._names: dict[int, NamesJSON] = {}
 
     def names(self, endpoint_id: int) -> SavedNames:
-        """The endpoint's saved DNS names. Raises ValueError if they cannot be read."""
+        """Return the endpoint's saved DNS names. Raises ValueError if they are invalid."""
         return self._names.get(endpoint_id, NO_NAMES).read()
 
     def keep_names(self, endpoint: Endpoint, names: SavedNames) -> None:
-        """Save the endpoint's DNS names with it, now and at later writes. Raises OSError."""
+        """Save the endpoint's DNS names, now and with later writes. Raises OSError."""
         self._names[endpoint.id] = NamesJSON.of(names)
         if (self.directory / str(endpoint.id)).exists():  # otherwise write() follows
             self.refresh(endpoint)
@@ -95,8 +98,8 @@ class StateFiles:
     def write(self, endpoint: Endpoint) -> None:
         """Save the endpoint atomically: a reader sees the previous state or the new one.
 
-        The state is written to ``<id>_next`` and moved into place; an existing directory is exchanged with
-        it, and its other files stay. Raises OSError, with the previous state untouched.
+        Writes ``<id>_next`` and renames it; an existing directory is exchanged with it, and its other files
+        stay. Raises OSError, with the previous state unchanged.
         """
         final = f"{self._base}/{endpoint.id}"
         building = final + "_next"
@@ -107,9 +110,9 @@ class StateFiles:
             os.mkdir(building, 0o750)  # noqa: PTH102
         try:
             _write(f"{building}/{JSON_NAME}", self._encoded(endpoint))
-            if _moved(building, final):
+            if _rename(building, final):
                 return
-            _adopt_files(final, building)
+            _link_files(final, building)
             _exchange(building, final)
         except OSError:
             _remove_tree(building, ignore_errors=True)
@@ -146,10 +149,10 @@ class StateFiles:
                 _remove_tree(directory)
 
     def scan(self) -> Scan:
-        """Read every endpoint's directory, and complete or remove interrupted writes.
+        """Read all endpoints' directories, and complete or remove interrupted writes.
 
-        A ``_next`` without its endpoint is that endpoint's only state: it is moved into place if it is
-        readable, and removed if it is incomplete. Directories with other names are ignored.
+        A ``_next`` without its endpoint is that endpoint's only state: it is renamed if it is readable, and
+        removed if it is incomplete. Directories with other names are ignored.
         """
         scan = Scan()
         names = {entry.name for entry in os.scandir(self.directory) if entry.is_dir(follow_symlinks=False)}
@@ -158,20 +161,20 @@ class StateFiles:
             self._read_directory(match[0], int(match[1]), bool(match[2]), scan)
         return scan
 
-    def _read_directory(self, name: str, number: int, half: bool, scan: Scan) -> None:
+    def _read_directory(self, name: str, number: int, incomplete: bool, scan: Scan) -> None:
         directory = self.directory / name
         if not 1 <= number <= 65535:
             return
-        if half and (self.directory / str(number)).exists():
+        if incomplete and (self.directory / str(number)).exists():
             self._discard(directory, scan)
             return
         try:
             saved = _read(directory)
-        except FileNotFoundError:  # neither form
+        except FileNotFoundError:  # neither format
             self._discard(directory, scan)
             return
         except (OSError, UnreadableError) as error:
-            if half:
+            if incomplete:
                 self._discard(directory, scan)
             else:
                 scan.unreadable[number] = f"{directory}: {error}"
@@ -209,7 +212,7 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 
 def _read(directory: Path) -> SavedEndpoint:
-    """Read the newer form, or else the older one. Raises FileNotFoundError without either."""
+    """Read the current format, else the legacy one. Raises FileNotFoundError without either."""
     path = directory / JSON_NAME
     try:
         data = read_regular(path, _LARGEST)
@@ -231,8 +234,8 @@ def _write(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _moved(source: str, target: str) -> bool:
-    """Rename a directory; False if ``target`` exists and is not empty."""
+def _rename(source: str, target: str) -> bool:
+    """Rename a directory; return False if ``target`` exists and is not empty."""
     try:
         os.rename(source, target)  # noqa: PTH104  (hot path)
     except OSError as error:
@@ -242,7 +245,7 @@ def _moved(source: str, target: str) -> bool:
     return True
 
 
-def _adopt_files(source: str, target: str) -> None:
+def _link_files(source: str, target: str) -> None:
     """Hard-link into ``target`` the files that only ``source`` has."""
     for entry in os.scandir(source):
         if entry.is_file(follow_symlinks=False):

@@ -1,6 +1,7 @@
-"""The saved JSON of an endpoint, with exactly the keys that other readers of the state directory expect.
+"""The format of an endpoint's saved state, ``ep_config.json``, with the keys that Cilium's agent expects.
 
-Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default missing ones.
+Source: Cilium 1.17, pkg/endpoint/restore.go and serializableEndpoint. Cilium ignores unknown keys and
+defaults missing ones.
 """
 
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ _NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
 class SavedLookup(msgspec.Struct, frozen=True, gc=False):
-    """A DNS answer: a name in any form and its addresses; times in Unix seconds."""
+    """A DNS lookup: a name in any form and its addresses; times in Unix seconds."""
 
     name: str
     addresses: tuple[IPv4Address | IPv6Address, ...]
@@ -34,7 +35,7 @@ class SavedLookup(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedZombie(msgspec.Struct, frozen=True, gc=False):
-    """An address with expired TTLs, its names, and when they expired in Unix seconds."""
+    """A DNS zombie: an address with expired TTLs, its names, and the time of expiry in Unix seconds."""
 
     address: IPv4Address | IPv6Address
     names: tuple[str, ...]
@@ -42,7 +43,7 @@ class SavedZombie(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedNames(msgspec.Struct, frozen=True, gc=False):
-    """An endpoint's DNS names."""
+    """An endpoint's DNS cache: lookups and zombies."""
 
     lookups: tuple[SavedLookup, ...] = ()
     zombies: tuple[SavedZombie, ...] = ()
@@ -68,19 +69,19 @@ class _Zombies(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NamesJSON(msgspec.Struct, frozen=True, gc=False):
-    """JSON of both keys, as in the file."""
+    """The JSON of the keys DNSHistory and DNSZombies."""
 
     history: bytes = b"[]"
     zombies: bytes = b"{}"
 
     @classmethod
     def found(cls, history: bytes, zombies: bytes) -> "NamesJSON":
-        """The values read from a file; ``null`` becomes empty."""
+        """Return the values read from a file; ``null`` becomes empty."""
         return cls(b"[]" if history == b"null" else history, b"{}" if zombies == b"null" else zombies)
 
     @classmethod
     def of(cls, names: SavedNames) -> "NamesJSON":
-        """The values to write."""
+        """Encode the values to write."""
         lookups = [
             _Lookup(one.name, _time(one.at), _time(one.expires), one.ttl, list(map(str, one.addresses)))
             for one in names.lookups
@@ -133,7 +134,7 @@ def _seconds(time: datetime | None) -> float:
 
 NO_NAMES: Final = NamesJSON()
 CNI_NETWORK: Final = "property-cni-network"
-"""Our own property: the name of the endpoint's CNI network."""
+"""A property of this agent only: the name of the endpoint's CNI network."""
 
 
 class UnreadableError(Exception):
@@ -241,7 +242,7 @@ _decoder = msgspec.json.Decoder(_Saved)
 
 
 class SavedEndpoint(msgspec.Struct, frozen=True):
-    """Contents of a state directory: the endpoint, its properties and its DNS names."""
+    """The contents of a state directory: the endpoint, its properties and its DNS names."""
 
     endpoint: Endpoint
     properties: dict[str, object]
@@ -250,7 +251,7 @@ class SavedEndpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_fake(self) -> bool:
-        """Whether it represents something without an interface."""
+        """Whether it is a fake endpoint, without an interface."""
         return self.properties.get("property-fake-endpoint") is True
 
 
@@ -358,7 +359,7 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
 
 
 def _check_width(key: str, number: int, bits: int) -> None:
-    """Raise ValueError for a number outside the width that kernel and maps use."""
+    """Raise ValueError if a number exceeds its width in kernel structures and maps."""
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{key} is {number}, expected a number of {bits} bits")
 
@@ -370,7 +371,7 @@ def _network(properties: dict[str, object] | None) -> str:
 
 @lru_cache(maxsize=1024)
 def _label_map(labels: tuple[str, ...]) -> _Labels:
-    """The labels by key, to write; cached, because similar pods have equal labels."""
+    """Return the labels by key, to write; cached, because similar pods have equal labels."""
     return {label.key: _SavedLabel(label.key, label.value, label.source) for label in map(parse, labels)}
 
 

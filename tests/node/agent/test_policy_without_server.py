@@ -76,7 +76,7 @@ def test_policies_hold_while_the_api_server_is_away(
         holds(talk)
         for mode in ("always", "never"):
             spoken = changed(pid, "/v1/config", {"policy-enforcement": mode})
-            assert "policy enforcement is not changed: 3 restored endpoints keep their policies" in spoken
+            assert "policy enforcement not changed: 3 restored endpoints keep their policies" in spoken
             assert "networkpolicies" in spoken
         assert ask("/v1/config", api_socket(pid))["spec"]["policy-enforcement"] == "default"
         holds(talk)

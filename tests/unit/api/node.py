@@ -143,7 +143,7 @@ class FakeKernel:
     def once(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
+    async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:
         if self.may_forget is not None:
             await self.may_forget.wait()
         return len(addresses)

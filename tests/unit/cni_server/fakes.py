@@ -169,7 +169,7 @@ class FakeNode:
 
     # Flows
 
-    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+    async def wait_scrubbed(self, addresses: Collection[IPAddress]) -> None:
         if self.may_forget is not None:
             await self.may_forget.wait()
 
@@ -220,7 +220,7 @@ class FakeNode:
         if self.may_identify is not None:
             await self.may_identify.wait()
         if new.endpoint.id not in self.book:
-            raise EndpointError(500, "the endpoint was deleted before it was made")
+            raise EndpointError(500, "the endpoint was deleted during its creation")
         new.identity = Identity(256, ())
 
     def complete(self, new: NewEndpoint) -> Endpoint:

@@ -41,7 +41,7 @@ async def test_a_pod_has_the_address_it_was_given_as_its_own(delegating: Harness
     (endpoint,) = delegating.node.book.values()
     assert endpoint.addresses == (ip_address("10.77.0.5"),)
     assert endpoint.datapath.external_ipam
-    assert not endpoint.datapath.on_anothers_link
+    assert not endpoint.datapath.is_chained
     assert not delegating.node.addresses
 
     # The link is ours, the address is not; the plugin may give it to others once this is answered.

@@ -155,8 +155,8 @@ class FakeKernel:
     def once(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        self._step("forget_flows")
+    async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:
+        self._step("scrub_conntrack")
         self.forgotten.extend(addresses)
         return len(addresses)
 
@@ -223,10 +223,10 @@ class RecordingScrub(ConntrackScrub):
     def __init__(self) -> None:
         self.flows: list[IPAddress] = []
 
-    def forget_flows(self, address: IPAddress) -> None:
+    def scrub_conntrack(self, address: IPAddress) -> None:
         self.flows.append(address)
 
-    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+    async def wait_scrubbed(self, addresses: Collection[IPAddress]) -> None:
         """They are."""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cells.endpoint import EndpointMaps
 from cells.endpoint.creation import RegenerationRecovery
-from cells.endpoint.kernel import PATIENCE, ConntrackScrub
+from cells.endpoint.kernel import SCRUB_TIMEOUT, ConntrackScrub
 from cells.observe.controllers import Controllers
 from lifecycle import HealthTree, Hive, invoke, module, provide, supply
 from lifecycle.testing import VirtualClock, eventually
@@ -44,17 +44,17 @@ async def until(kernel: FakeKernel, steps: int) -> None:
 async def test_flows_of_many_addresses_are_forgotten_at_once() -> None:
     kernel = FakeKernel()
     async with running(kernel) as hive:
-        hive.get(ConntrackScrub).forget_flows(ONE)
-        hive.get(ConntrackScrub).forget_flows(TWO)
+        hive.get(ConntrackScrub).scrub_conntrack(ONE)
+        hive.get(ConntrackScrub).scrub_conntrack(TWO)
         await until(kernel, 1)
     assert sorted(kernel.forgotten) == [ONE, TWO]
-    assert kernel.steps == ["forget_flows"]
+    assert kernel.steps == ["scrub_conntrack"]
 
 
 async def test_flows_that_could_not_be_forgotten_are_tried_again() -> None:
-    kernel = FakeKernel(refuse="forget_flows")
+    kernel = FakeKernel(refuse="scrub_conntrack")
     async with running(kernel) as hive:
-        hive.get(ConntrackScrub).forget_flows(ONE)
+        hive.get(ConntrackScrub).scrub_conntrack(ONE)
         await until(kernel, 1)
         kernel.refuse = ""
         await until(kernel, 2)
@@ -62,17 +62,17 @@ async def test_flows_that_could_not_be_forgotten_are_tried_again() -> None:
 
 
 async def test_an_address_waits_until_its_flows_are_forgotten_and_no_other_does() -> None:
-    kernel = FakeKernel(refuse="forget_flows")
+    kernel = FakeKernel(refuse="scrub_conntrack")
     waited: list[IPv4Address] = []
 
     async def wait(scrub: ConntrackScrub, address: IPv4Address) -> None:
-        await scrub.forgotten([address])
+        await scrub.wait_scrubbed([address])
         waited.append(address)
 
     with VirtualClock() as clock:
         async with running(kernel) as hive, anyio.create_task_group() as tasks:
             scrub = hive.get(ConntrackScrub)
-            scrub.forget_flows(ONE)
+            scrub.scrub_conntrack(ONE)
             await clock.advance(0.01)
             for address in (ONE, TWO):
                 tasks.start_soon(wait, scrub, address)
@@ -87,14 +87,14 @@ async def test_what_cannot_be_forgotten_does_not_keep_an_address_for_ever() -> N
     over = anyio.Event()
 
     async def wait(scrub: ConntrackScrub) -> None:
-        await scrub.forgotten([ONE])
+        await scrub.wait_scrubbed([ONE])
         over.set()
 
     with VirtualClock() as clock:
-        async with running(FakeKernel(refuse="forget_flows")) as hive, anyio.create_task_group() as tasks:
-            hive.get(ConntrackScrub).forget_flows(ONE)
+        async with running(FakeKernel(refuse="scrub_conntrack")) as hive, anyio.create_task_group() as tasks:
+            hive.get(ConntrackScrub).scrub_conntrack(ONE)
             tasks.start_soon(wait, hive.get(ConntrackScrub))
-            await clock.advance(PATIENCE - 0.1)
+            await clock.advance(SCRUB_TIMEOUT - 0.1)
             assert not over.is_set()
             await clock.advance(0.2)
             assert over.is_set()
@@ -106,7 +106,7 @@ async def test_pods_that_go_one_after_the_other_do_not_cost_a_walk_each() -> Non
         async with running(kernel) as hive:
             scrub = hive.get(ConntrackScrub)
             for number in range(100):
-                scrub.forget_flows(IPv4Address(f"10.0.1.{number}"))
+                scrub.scrub_conntrack(IPv4Address(f"10.0.1.{number}"))
                 await clock.advance(0.0015)
                 assert kernel.forgotten, "the first one waits for nothing"
             await clock.advance(0.1)

@@ -135,7 +135,7 @@ async def test_a_creation_that_comes_to_nothing_leaves_nothing(
         texts
         == {
             "refused": [(500, "the cluster gives none")],
-            "deleted": [(500, "the endpoint was deleted before it was made")],
+            "deleted": [(500, "the endpoint was deleted during its creation")],
             "cancelled": [],
         }[how]
     )
@@ -143,7 +143,7 @@ async def test_a_creation_that_comes_to_nothing_leaves_nothing(
     assert node.kernel.is_clean
     assert node.addresses.released == []
     assert [identity.id for identity in node.identities.all()][-1] == 11
-    with pytest.raises(EndpointError, match="deleted before"):
+    with pytest.raises(EndpointError, match="deleted during"):
         node.endpoints.complete(new)
 
 
@@ -153,7 +153,7 @@ async def test_a_deletion_in_the_moment_the_identity_comes_leaves_no_reference(
     new = node.endpoints.begin(request(1))
 
     async def wait() -> None:
-        with pytest.raises(EndpointError, match="deleted before"):
+        with pytest.raises(EndpointError, match="deleted during"):
             await node.endpoints.identify(new)
 
     async with anyio.create_task_group() as tasks:
@@ -297,7 +297,7 @@ async def test_another_endpoint_of_the_pod_ends_a_creation_that_waits(
         await anyio.wait_all_tasks_blocked()
         tasks.start_soon(create, 2)
         await anyio.wait_all_tasks_blocked()
-        assert refused == ["another endpoint of the same pod is created in its place"]
+        assert refused == ["superseded by a newer endpoint of the same pod"]
         (waiting,) = node.endpoints.all()
         cluster.may_answer.set()
     (ready,) = node.endpoints.all()

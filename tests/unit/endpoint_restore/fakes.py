@@ -32,7 +32,7 @@ from cells.endpoint.restore import (
     RestoreLinks,
     StaleMaps,
 )
-from cells.endpoint.restore.clear import Clearing
+from cells.endpoint.restore.clear import StaleStateCleanup
 from cells.endpoint.restore.restored import EndpointClaims
 from cells.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies, RealizedPolicy
@@ -182,10 +182,10 @@ class Left:
             supply(self.node.files, StateFiles),
             supply(self.node.ipcache, Ipcache),
             supply(self.endpoints, Endpoints),
-            supply(PodRouting(own_routes=False)),
+            supply(PodRouting(endpoint_routes=False)),
             supply(self.node.recovery, RegenerationRecovery),
             provide(Regenerations, OldEndpoints, RestoredEndpoints, QuarantinedEndpoints),
-            provide(EndpointClaims, Clearing, ExposedEndpoints, RegeneratedEndpoints),
+            provide(EndpointClaims, StaleStateCleanup, ExposedEndpoints, RegeneratedEndpoints),
             invoke(_needed),
             *more,
         )

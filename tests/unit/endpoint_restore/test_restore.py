@@ -121,9 +121,9 @@ async def test_a_link_that_is_another_one_is_not_the_endpoints(left: Left, endpo
     left.change_link(three, link(three.ifindex, three.ifname, up=False))
     restored = await restart(left)
     assert restored.failed == {
-        1: "interface lxc000000000001 is another one: its index is 555, not 101",
-        2: "interface lxc000000000002 is endpoint 77's, by its alias",
-        3: "interface lxc000000000003 was never brought up: adding the pod was interrupted",
+        1: "interface lxc000000000001 has index 555, not 101: it was recreated",
+        2: "interface lxc000000000002 belongs to endpoint 77, by its alias",
+        3: "interface lxc000000000003 was never set up: the CNI ADD was interrupted",
     }
     assert sorted(left.links.reaped) == [102, 103, 555]
     assert left.kernel.is_clean
@@ -161,7 +161,7 @@ async def test_an_add_that_was_interrupted_leaves_a_healthy_agent(
     assert (level, message.split("; removed as stale: ")[1].split(", ")) == (
         "ok",
         [
-            "endpoint 2 (interface lxc000000000002 was never brought up: adding the pod was interrupted)",
+            "endpoint 2 (interface lxc000000000002 was never set up: the CNI ADD was interrupted)",
             "endpoint 3 (interface lxc000000000003 could not be found)",
         ],
     )

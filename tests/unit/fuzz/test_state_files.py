@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cells.cni import DeleteQueue, QueueLock
 from cells.cni.configuration.contents import NoTargetError, find_target, splice
 from cells.config import read_pidfile
-from cells.endpoint.kernel import claims_of, config_row, lxc_value
+from cells.endpoint.kernel import config_row, ipcache_claims, lxc_value
 from cells.endpoint.state.directory import StateFiles
 from cells.endpoint.state.saved import encode
 from cells.node.ipam.settings import save_ranges, saved_ranges
@@ -90,7 +90,7 @@ def test_endpoint_directories_are_read_or_reported_unreadable(tree: dict[str, di
             endpoint = saved.endpoint
             assert endpoint.id == number
             config_row(endpoint, any_source=False)
-            for claim in claims_of(endpoint):
+            for claim in ipcache_claims(endpoint):
                 claim.value.pack()
             lxc_value(endpoint).pack()
             StateFiles(state).write(endpoint)
