@@ -66,7 +66,7 @@ class StoreMetrics:
         self._durations.setdefault(key, Histogram()).observe(seconds)
 
     def count_quorum_error(self, why: str) -> None:
-        """Count a failed quorum check by its reason."""
+        """Count a failed quorum check by its reason: timeout, lock timeout or no event received."""
         self._quorum_errors[why] += 1
 
     def set_initial_sync(self, scope: str, *, done: bool) -> None:

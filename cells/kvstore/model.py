@@ -84,6 +84,10 @@ class CompactedError(StoreError):
     """Raised when the revision has been compacted: a relist is needed."""
 
 
+class HeartbeatStaleError(StoreError):
+    """Raised when the operator no longer writes its heartbeat key."""
+
+
 class LeaseLostError(StoreError):
     """Raised when a lease has expired, and its keys are deleted."""
 

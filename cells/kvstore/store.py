@@ -22,6 +22,7 @@ from cells.kvstore.model import (
     HEARTBEAT_INTERVAL,
     INIT_LOCK,
     Compare,
+    HeartbeatStaleError,
     KeyValue,
     LeaseLostError,
     StoreError,
@@ -203,12 +204,15 @@ class Heartbeat:
         self._changed_at = time.monotonic()
 
     def seen(self, revision: int) -> None:
-        """Record the key's mod revision. Raises StoreError if it has not changed for two intervals."""
+        """Record the key's mod revision. Raises HeartbeatStaleError after two intervals without a
+        change."""
         now = time.monotonic()
         if revision != self._revision:
             self._revision, self._changed_at = revision, now
         elif now - self._changed_at > 2 * HEARTBEAT_INTERVAL:
-            raise StoreError(f"{now - self._changed_at:.0f}s since last heartbeat update has been received")
+            raise HeartbeatStaleError(
+                f"{now - self._changed_at:.0f}s since last heartbeat update has been received"
+            )
 
 
 class StoreState(msgspec.Struct, frozen=True):
@@ -376,7 +380,8 @@ class KVStore:
             return
         except StoreError as error:
             self._writable = False
-            self.metrics.count_quorum_error("request")
+            stale = isinstance(error, HeartbeatStaleError)
+            self.metrics.count_quorum_error("no event received" if stale else "lock timeout")
             no_quorum = str(error)
         self._set_quorum_error(no_quorum)
 

@@ -97,6 +97,13 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
         assert found.store.state().state == "Ok"
 
 
+def quorum_errors(found: Followed) -> set[str]:
+    """The label of failed checks in metrics."""
+    families = found.store.metrics.families("home")
+    (series,) = (one.series for one in families if one.name == "cilium_kvstore_quorum_errors_total")
+    return {error for error, *_ in (key if isinstance(key, tuple) else (key,) for key in series)}
+
+
 def service(cluster_ip: str) -> Service:
     metadata = {"namespace": "kube-system", "name": "etcd"}
     return msgspec.convert({"metadata": metadata, "spec": {"clusterIP": cluster_ip}}, Service)
@@ -435,6 +442,7 @@ async def test_a_heartbeat_that_stops_is_a_failure_and_no_reason_to_write_keys_a
                 await until(lambda: f"{number}" in found.by_key())  # noqa: B023
                 number += 1
         assert "since last heartbeat update has been received" in found.store.state().message
+        assert quorum_errors(found) == {"no event received"}
         assert returns == 1
         monkeypatch.setattr("cells.kvstore.store.HEARTBEAT_INTERVAL", 60)
         etcd.put("cilium/.heartbeat", "later")
@@ -448,3 +456,4 @@ async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> N
     async with following(etcd) as found:
         await until(lambda: found.by_key() == {"a": "1"})
         await until(lambda: "space exceeded" in found.store.state().message)
+        assert quorum_errors(found) == {"lock timeout"}
