@@ -132,7 +132,7 @@ def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
 
 
 def test_the_first_node_without_a_number_gets_the_next_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_ids, "LAST", 2)
+    monkeypatch.setattr(node_ids, "MAX_ID", 2)
     ids = Numbers()
     ids.restored({})
     b, c, d, e = (node(name, f"192.0.2.{number}") for number, name in enumerate("bcde", 2))
