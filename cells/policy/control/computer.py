@@ -63,7 +63,7 @@ class RulePolicy:
         self._services = services
         self._ports = ports
         self._proxy = proxy
-        self._requests = requests
+        self._http_redirects = requests
         self._sources = sources
         self._pods: dict[int, PodKey] = {}
         """The pods of endpoints."""
@@ -71,10 +71,8 @@ class RulePolicy:
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self.redirect)
         self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
-        self._last_difference: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = (
-            {},
-            EntryChanges({}, ()),
-        )
+        self._last_difference: tuple[Mapping[Direction, ChangedEntries], EntryChanges]
+        self._last_difference = {}, EntryChanges({}, ())
         """The last difference, and its encoding as map entries; not with redirects to the HTTP proxy."""
         self._last_result = NOTHING, self._last_difference[1], NOTHING
         """The previous entries of a policy, its last change, and the resulting entries."""
@@ -94,10 +92,10 @@ class RulePolicy:
 
     def acknowledged(self, endpoint_id: int) -> bool:
         """Whether the HTTP proxy has acknowledged all redirects of the endpoint's policy."""
-        if self._requests is None:
+        if self._http_redirects is None:
             return True
         key = self._computed.key(endpoint_id)
-        return key is None or self._requests.acknowledged(key.identity)
+        return key is None or self._http_redirects.acknowledged(key.identity)
 
     @property
     def prefixes(self) -> set[Prefix]:
@@ -117,9 +115,9 @@ class RulePolicy:
     @property
     def http_proxy(self) -> HTTPProxyState:
         """The state of the HTTP proxy."""
-        if self._requests is None:
+        if self._http_redirects is None:
             return HTTPProxyState(runs=False, message=NO_PROXY)
-        return self._requests.proxy
+        return self._http_redirects.proxy
 
     def http_rules(self, source: RuleSource) -> frozenset[HTTPRule]:
         """The HTTP rules in force of the object."""
@@ -164,11 +162,9 @@ class RulePolicy:
         self._computed.assign(endpoint_id, key)
         self._drop_unused(before)
         if key not in self._entries:
-            whole, latest = (
-                self._all_map_entries(endpoint_id),
-                next(reversed(self._entries.values()), NOTHING),
-            )
-            self._entries[key] = latest if latest == whole else whole  # often equal, so share memory
+            entries = self._all_map_entries(endpoint_id)
+            latest = next(reversed(self._entries.values()), NOTHING)
+            self._entries[key] = latest if latest == entries else entries  # often equal: share memory
         return True
 
     def follow_pods(self, pods: Collection[PodKey]) -> list[EndpointPolicy]:
@@ -199,8 +195,8 @@ class RulePolicy:
         """Delete the map entries of a policy that no endpoint has."""
         if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
-            if self._requests is not None:
-                self._requests.forget(key)
+            if self._http_redirects is not None:
+                self._http_redirects.forget(key)
 
     def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:
         """Add or replace a policy object. Raises PolicyError; then its previous rules stay in force."""
@@ -337,16 +333,16 @@ class RulePolicy:
         held = self._entries.get(difference.key, NOTHING)
         changes = self._map_changes(difference)
         if changes.new or changes.removed:
-            before, by, made = self._last_result
-            if before is not held or by is not changes:  # else the result of an equal policy is reused
-                made = held.changed(changes)
-                self._last_result = held, changes, made
-            self._entries[difference.key] = made
+            before, previous_changes, result = self._last_result
+            if before is not held or previous_changes is not changes:  # else reuse an equal policy's result
+                result = held.changed(changes)
+                self._last_result = held, changes, result
+            self._entries[difference.key] = result
         else:
             self._entries[difference.key] = held
         redirects = changes is not self._last_difference[1]
-        if self._requests is not None and (redirects or self._requests.serves(difference.key)):
-            self._follow_requests(
+        if self._http_redirects is not None and (redirects or self._http_redirects.serves(difference.key)):
+            self._update_redirects(
                 difference.key,
                 (
                     (direction, key, entry)
@@ -381,22 +377,24 @@ class RulePolicy:
         return changes
 
     def _map_entry(self, key: SharedPolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
-        if self._requests is not None and entry.redirect is not None:
-            entry = self._requests.with_port(key, self._cache.identities[key.identity], direction, entry)
+        if self._http_redirects is not None and entry.redirect is not None:
+            entry = self._http_redirects.with_port(
+                key, self._cache.identities[key.identity], direction, entry
+            )
         return map_entry(entry)
 
-    def _follow_requests(
+    def _update_redirects(
         self, key: SharedPolicyKey, changed: Iterable[tuple[Direction, Key, Entry | None]]
     ) -> None:
-        if self._requests is not None:
+        if self._http_redirects is not None:
             policies = {one: self._computed.of_key(key, one) for one in DIRECTIONS}
-            self._requests.follow(key, self._cache.identities[key.identity], policies, changed)
+            self._http_redirects.follow(key, self._cache.identities[key.identity], policies, changed)
 
     def _all_map_entries(self, endpoint_id: int) -> PolicyEntryMap:
         computed, policy = self._computed.entries(endpoint_id), self._computed.key(endpoint_id)
         if policy is None:
             return NOTHING
-        self._follow_requests(
+        self._update_redirects(
             policy, ((direction, key, entry) for (direction, key), entry in computed.items())
         )
         return PolicyEntryMap(
@@ -408,8 +406,8 @@ class RulePolicy:
 
     def redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
         """Return the redirect to the DNS or HTTP proxy. Rules for other proxies are rejected earlier."""
-        if policy.parser == "http" and self._requests is not None:
-            return self._requests.redirect(filter_.direction)
+        if policy.parser == "http" and self._http_redirects is not None:
+            return self._http_redirects.redirect(filter_.direction)
         port = self._proxy.port if self._proxy is not None and policy.parser == "dns" else 0
         return Redirect(port, port, DNS_EGRESS) if port else None
 

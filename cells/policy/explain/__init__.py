@@ -192,7 +192,7 @@ def explained(
     )
 
 
-# One way
+# Ways.
 
 
 def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
@@ -203,9 +203,9 @@ def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterato
     found: dict[int, list[Way]] = {}
     for version in versions:
         near, far = of_source.get(version), of_target.get(version)
-        source_ = source._replace(around=(near,) if near else ())
-        target_ = target._replace(end=target.end._replace(around=(far,) if far else ()))
-        found[version] = list(_ways(source_, target_, rule_text))
+        source_of_family = source._replace(around=(near,) if near else ())
+        target_of_family = target._replace(end=target.end._replace(around=(far,) if far else ()))
+        found[version] = list(_ways(source_of_family, target_of_family, rule_text))
     first = found[versions[0]]
     if all(ways == first for ways in found.values()):
         yield from first
@@ -271,7 +271,7 @@ def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule
             strict=True,
         )
     ]
-    directions = [_shown(end, reason, rule_text) for end, reason in deciding]
+    directions = [_explained_direction(end, reason, rule_text) for end, reason in deciding]
     elsewhere = [
         f"{direction} decided on {end.elsewhere}"
         for end, _, direction in _directions(source, target.end)
@@ -290,7 +290,7 @@ def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule
     )
 
 
-def _shown(end: End, reason: Reason, rule_text: RuleText) -> ExplainedDirection:
+def _explained_direction(end: End, reason: Reason, rule_text: RuleText) -> ExplainedDirection:
     audited = end.audited and not reason.allowed
     return ExplainedDirection(
         direction=reason.direction,
@@ -306,22 +306,22 @@ def _shown(end: End, reason: Reason, rule_text: RuleText) -> ExplainedDirection:
     )
 
 
-# Every port
+# Port ranges.
 
 
 def _by_port(sides: Sequence[Side]) -> Iterator[tuple[str, tuple[Reason, ...]]]:
     """Yield port ranges with a decision of their own, and the decision for all other ports."""
     others = _reasons(sides, UNUSED_PROTOCOL, 0)
-    alone = True
+    only_others = True
     for name, last in PORTS.items():
         protocol = PROTOCOLS[name]
         for first, end, reasons in _port_ranges(sides, protocol, last):
             if _same(reasons, others):
                 continue
-            alone = False
+            only_others = False
             ports = str(first) if first == end else f"{first}-{end}"
             yield f"{ANY_PORT if (first, end) == (0, last) else ports}/{name}", reasons
-    yield (ANY_PORT if alone else OTHER), others
+    yield (ANY_PORT if only_others else OTHER), others
 
 
 def _port_ranges(
@@ -335,18 +335,18 @@ def _port_ranges(
         for key in (*policy.wildcard_entries(), *own, *named):
             if key.protocol == protocol:
                 firsts |= {key.port, key.port + (1 << FULL_PORT - key.bits)}
-    firsts_in_order = sorted(each for each in firsts if each <= last)
-    held: tuple[int, int, tuple[Reason, ...]] | None = None
-    for start, following in zip(firsts_in_order, [*firsts_in_order[1:], last + 1], strict=True):
+    starts = sorted(each for each in firsts if each <= last)
+    current: tuple[int, int, tuple[Reason, ...]] | None = None
+    for start, following in zip(starts, [*starts[1:], last + 1], strict=True):
         reasons = _reasons(sides, protocol, start)
-        if held is not None and _same(held[2], reasons):
-            held = held[0], following - 1, held[2]
+        if current is not None and _same(current[2], reasons):
+            current = current[0], following - 1, current[2]
             continue
-        if held is not None:
-            yield held
-        held = start, following - 1, reasons
-    if held is not None:
-        yield held
+        if current is not None:
+            yield current
+        current = start, following - 1, reasons
+    if current is not None:
+        yield current
 
 
 def _same(one: Sequence[Reason], other: Sequence[Reason]) -> bool:
@@ -362,7 +362,7 @@ def port_text(port: int, protocol: int) -> str:
     return f"{port}/{names.get(protocol, protocol)}"
 
 
-# The headline
+# The headline.
 
 
 def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
@@ -380,7 +380,7 @@ def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
     )
     if len(groups) == 1:
         return verdict, next(iter(groups))
-    return verdict, "; ".join(f"{words} {_of(some, ways)}" for words, some in groups.items())
+    return verdict, "; ".join(f"{words} {_qualifier(some, ways)}" for words, some in groups.items())
 
 
 def _rank(way: Way) -> tuple[bool, int]:
@@ -402,7 +402,7 @@ def _words(way: Way, here: str) -> str:
     return "allowed"
 
 
-def _of(some: Sequence[Way], every: Sequence[Way]) -> str:
+def _qualifier(some: Sequence[Way], every: Sequence[Way]) -> str:
     """Format which of the ways these are."""
     ports, destinations = ({getattr(way, name) for way in every} for name in ("port", "destination"))
     if len(destinations) == 1:

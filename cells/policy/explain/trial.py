@@ -51,7 +51,6 @@ from cells.policy.labels import (
     parse_prefix,
 )
 from cells.policy.rules import Direction, PolicyError
-from cells.policy.selectors import PeerSelector
 
 __all__ = [
     "Fate",
@@ -274,7 +273,7 @@ class _Rules:
         peer = self._peer(flow, address, names)
         found = decide(policy, peer, flow.protocol, flow.port, self._known.no_http_proxy)
         filters = _filters_of_port(policy, PortKey(flow.protocol, flow.port, FULL_PORT))
-        if found.match.entry is None and not names and any(map(_is_by_name, filters)):
+        if found.match.entry is None and not names and any(map(_has_fqdn_selector, filters)):
             raise UnknownFateError(
                 f"toFQDNs rules allow names on this port, but the names of {address} are unknown"
             )
@@ -390,12 +389,8 @@ def _filters_of_port(policy: DirectionPolicy, packet: PortKey) -> list[Filter]:
     return [one for one in policy.filters if any(key.covers(packet) for key in policy.port_keys(one.port))]
 
 
-def _is_by_name(filter_: Filter) -> bool:
-    return any(_is_name(peer) for peer in filter_.selectors)
-
-
-def _is_name(peer: PeerSelector) -> bool:
-    return isinstance(peer, FQDNSelector)
+def _has_fqdn_selector(filter_: Filter) -> bool:
+    return any(isinstance(peer, FQDNSelector) for peer in filter_.selectors)
 
 
 def _numbers(ports: frozenset[NamedPodPort], name: str, protocol: int) -> set[int]:
