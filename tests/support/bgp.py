@@ -130,8 +130,13 @@ class Routers:
         shutil.rmtree(self._frr)
 
     def _begin(self, command: Sequence[str | Path], folder: Path) -> None:
+        # By nsenter: a fork with code of ours before exec(2) runs gRPC's fork handlers too, and their threads
+        # end or block the child at times.
+        enter = ["nsenter", f"--net=/proc/self/fd/{self.far.net}", "--"]
         with (folder / "output").open("ab") as output:
-            self._processes[folder] = self.far.popen(command, stdout=output, stderr=output)
+            self._processes[folder] = subprocess.Popen(
+                [*enter, *command], stdout=output, stderr=output, pass_fds=[self.far.net]
+            )
 
     def _ended(self) -> str:
         """Return which router has ended, with its output; empty while both run."""
