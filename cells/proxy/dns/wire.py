@@ -117,7 +117,7 @@ def _read_answer(after_id: bytes) -> Answer:
     else:
         raise WireError(f"{questions} questions, expected 1")
     try:
-        addresses, ttl, at = _records(data, question.end, answers)
+        addresses, ttl, at = _records(data, question.end, answers, question.name)
         for _ in range(authorities + additional):
             at = _record(data, at)[2]
     except WireError:
@@ -360,11 +360,18 @@ def skip_name(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], int, int]:
-    found: list[IPAddress] = []
-    least: int | None = None
+def _records(data: bytes, at: int, count: int, name: str) -> tuple[tuple[IPAddress, ...], int, int]:
+    """The addresses of a name, and of the names that its CNAMEs lead to, with the least TTL; and the end.
+
+    Records of other names are read and left out.
+    """
+    found: list[tuple[str, int, IPAddress]] = []
+    aliases: dict[str, tuple[str, int]] = {}
     for _ in range(count):
-        at = at + 2 if data[at : at + 2] == _QUESTION_NAME else read_name(data, at)[1]
+        if data[at : at + 2] == _QUESTION_NAME:
+            owner, at = name, at + 2
+        else:
+            owner, at = read_name(data, at)
         if at + _RECORD.size > len(data):
             raise WireError("a record is cut off")
         kind, class_, ttl, size = _RECORD.unpack_from(data, at)
@@ -376,18 +383,20 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
         if class_ != INTERNET or kind not in (A, AAAA, CNAME):
             continue
         ttl = 0 if ttl >> 31 else ttl  # RFC 2181, section 8
-        least = ttl if least is None else min(least, ttl)
         if kind == CNAME:
-            read_name(data, at - size)  # that it is one
-        elif kind == A:
-            if size != 4:
-                raise WireError(f"an A record of {size} bytes")
-            found.append(address_of(value))
-        elif kind == AAAA:
-            if size != 16:
-                raise WireError(f"an AAAA record of {size} bytes")
-            found.append(address_of(value))
-    return tuple(dict.fromkeys(found)), least or 0, at
+            aliases.setdefault(owner, (read_name(data, at - size)[0], ttl))
+        elif size == (4 if kind == A else 16):
+            found.append((owner, ttl, address_of(value)))
+        else:
+            raise WireError(f"an {'A' if kind == A else 'AAAA'} record of {size} bytes")
+    names, ttls = {name}, []
+    while (alias := aliases.pop(name, None)) is not None:
+        name, ttl = alias
+        names.add(name)
+        ttls.append(ttl)
+    known = [(ttl, address) for owner, ttl, address in found if owner in names]
+    ttls += [ttl for ttl, _ in known]
+    return tuple(dict.fromkeys([address for _, address in known])), min(ttls, default=0), at
 
 
 def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:

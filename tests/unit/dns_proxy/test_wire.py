@@ -56,6 +56,27 @@ def test_an_answer_has_the_addresses_at_the_end_of_a_chain_and_the_least_ttl() -
     assert (found.name, found.code, found.ttl) == (f"{WEB}.", 0, 30)
 
 
+def test_records_of_names_that_the_question_does_not_lead_to_are_left_out() -> None:
+    data = answer(
+        DNSRR(rrname="other.example.net", type="A", ttl=1, rdata="192.0.2.66"),
+        DNSRR(rrname="EDGE.example.net", type="A", ttl=60, rdata="192.0.2.1"),  # before what leads to it
+        DNSRR(rrname=WEB, type="CNAME", ttl=50, rdata="edge.EXAMPLE.net"),
+        DNSRR(rrname="other.example.net", type="CNAME", ttl=1, rdata="third.example.net"),
+        DNSRR(rrname="third.example.net", type="AAAA", ttl=1, rdata="2001:db8::66"),
+    )
+    found = read_answer(data)
+    assert (found.addresses, found.ttl) == ((IPv4Address("192.0.2.1"),), 50)
+
+
+def test_names_that_lead_to_each_other_end() -> None:
+    data = answer(
+        DNSRR(rrname=WEB, type="CNAME", ttl=30, rdata="edge.example.net"),
+        DNSRR(rrname="edge.example.net", type="CNAME", ttl=20, rdata=WEB),
+        DNSRR(rrname=WEB, type="A", ttl=60, rdata="192.0.2.1"),
+    )
+    assert (read_answer(data).addresses, read_answer(data).ttl) == ((IPv4Address("192.0.2.1"),), 20)
+
+
 def test_a_refused_response_repeats_the_question_and_has_the_code() -> None:
     asked = query(WEB)
     reply = DNS(refusal(asked + b"more", len(asked), 5))
