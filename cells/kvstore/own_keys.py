@@ -1,12 +1,15 @@
 """Keeps this node's keys in the kvstore, under its leases.
 
 In:  a table of OwnKey, the desired keys.
-Out: keys in the store. They are written again when a lease expires, or others change or delete them.
+Out: keys in the store. They are written again when a lease expires, at once after a watch has reported their
+     deletion, and at the next periodic comparison after another client has overwritten them: two nodes that
+     claim one address would otherwise overwrite each other's key continuously.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -128,4 +131,5 @@ def keep_keys(
     tables.add(wanted, reconciler.statuses)
     jobs.observe(f"write {wanted.name}", reconciler)
     jobs.observe(f"compare {wanted.name} after a kvstore resync", store.resyncs, compare)
+    jobs.observe(f"restore {wanted.name}", partial(store.deletions, wanted), compare)
     return reconciler

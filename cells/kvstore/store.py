@@ -6,11 +6,12 @@ Source: Cilium 1.17, the status check of its etcd client. Unlike Cilium's, our a
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -33,7 +34,7 @@ from cells.kvstore.model import (
 )
 from cells.kvstore.settings import KVStoreSettings
 from cells.observe.health import State
-from lifecycle import Health, Jobs, Lifecycle, Logger
+from lifecycle import Health, Jobs, Lifecycle, Logger, ReadTable
 
 __all__ = ["Heartbeat", "KVStore", "Lock", "StoreState", "lock"]
 
@@ -250,6 +251,8 @@ class KVStore:
         self._changed = anyio.Event()
         """Set when ``generation`` or ``_resyncs`` changes."""
         self._syncing: set[object] = set()
+        self._own_keys: list[tuple[ReadTable[str, Any], asyncio.Event]] = []
+        """Tables of deletions(), with the events that are set when one of their keys is deleted."""
         self._health = health.child("connection")
         self._log = log
         self._error = "not connected yet"
@@ -350,6 +353,24 @@ class KVStore:
         self._syncing.discard(watch)
         if not self._syncing:
             self.client.end_bootstrap()
+
+    async def deletions(self, wanted: ReadTable[str, Any]) -> AsyncIterator[None]:
+        """Yield after a watch has reported the deletion of keys of this table; several are one item."""
+        deleted = asyncio.Event()
+        self._own_keys.append((wanted, deleted))
+        try:
+            while True:
+                await deleted.wait()
+                deleted.clear()
+                yield
+        finally:
+            self._own_keys.remove((wanted, deleted))
+
+    def keys_deleted(self, keys: Collection[str]) -> None:
+        """Record that a watch has reported the deletion of these keys."""
+        for wanted, deleted in self._own_keys:
+            if any(key in wanted for key in keys):
+                deleted.set()
 
     async def _lease_lost(self, _: None) -> None:
         self.replaced()

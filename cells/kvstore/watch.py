@@ -163,18 +163,26 @@ class PrefixWatch(Generic[Row]):
         self._apply((self._prefix + key, None) for key in keys)
 
     def _apply(self, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
-        """Apply changes in one transaction of the table."""
+        """Apply changes in one transaction of the table, and report deletions to the store.
+
+        The table alone has no change for a key that is created and deleted between two reads of a watcher.
+        """
+        deleted: set[str] = set()
         with self._table.txn() as rows:
             for whole, kv in changes:
                 key = whole[len(self._prefix) :]
                 self._stale.discard(key)
                 self._invalid.discard(key)
+                deleted.discard(whole)
                 if kv is None:
                     rows.delete(key)
+                    deleted.add(whole)
                 elif (row := self._read(key, kv.value)) is not None:
                     rows.put(row)
                 else:
                     self._invalid.add(key)
+        if deleted:
+            self._store.keys_deleted(deleted)
 
     async def _prune_stale(self) -> None:
         """Delete stale rows after the grace period, which restarts with each watch.

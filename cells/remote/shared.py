@@ -202,10 +202,8 @@ class SharedKeys:
         node_keys = own.flat_map(
             lambda node: (node_key(node, agent.cluster_id),), key=lambda row: row.key, name="node-keys"
         )
-        self._node_keys = keep_keys(
-            store, node_keys, "nodes/v1", jobs=jobs, tables=tables, after=[shared.nodes]
-        )
-        self._address_keys = keep_keys(
+        keep_keys(store, node_keys, "nodes/v1", jobs=jobs, tables=tables, after=[shared.nodes])
+        keep_keys(
             *(store, self._keys, "ip/v1"),
             jobs=jobs,
             tables=tables,
@@ -215,8 +213,6 @@ class SharedKeys:
         jobs.observe("endpoints", endpoints.changes, self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
         jobs.observe("this node", self._own_node_changes, self._follow_node)
-        jobs.observe("addresses in the store", shared.addresses.changes, self._restore_deleted_addresses)
-        jobs.observe("nodes in the store", shared.nodes.changes, self._restore_deleted_node)
 
     @property
     def _own_node(self) -> ClusterNode | None:
@@ -274,23 +270,6 @@ class SharedKeys:
         node = self._own_node
         own = {str(each.ip) for each in node.addresses} if node is not None else set()
         return {f"{IPS}{row.address}": row.value for row in self._addresses.all() if row.node in own}
-
-    # Keys that other clients changed
-
-    async def _restore_deleted_addresses(self, changes: Sequence[Change[str, SharedAddress]]) -> None:
-        """Compare at once if a key of this node was deleted.
-
-        Overwritten keys wait for the periodic comparison: two nodes that claim one address would otherwise
-        overwrite each other's key continuously.
-        """
-        if any(change.row is None and f"{IPS}{change.key}" in self._keys for change in changes):
-            self._address_keys.trigger()
-
-    async def _restore_deleted_node(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
-        node = self._own_node
-        removed = {change.key for change in changes if change.row is None}
-        if node is not None and node.full_name in removed:
-            self._node_keys.trigger()
 
 
 def shared_nodes(shared: SharedTables) -> SharedNodes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 import structlog
@@ -17,6 +18,8 @@ from cells.config import AgentConfig, AgentSettings
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
 from cells.kubernetes.objects.core import Pod
+from cells.kvstore.etcd import EtcdClient
+from cells.kvstore.model import KeyEvent
 from cells.remote.shared import SharedKeys, SharedTables
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, supply
 from tests.integration.kvstore.agreeing import until
@@ -88,3 +91,35 @@ async def test_two_nodes_that_claim_one_address_do_not_overwrite_each_other_in_t
         else:
             raise AssertionError("the key of the other node was overwritten three times")
         await until(lambda: found.identity_of("10.0.1.7") == 301)
+
+
+async def test_a_key_written_and_deleted_in_one_watch_response_is_written_again(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EtcdClient, "watch", lagging(EtcdClient.watch))
+    async with publishing(etcd) as found:
+        for number in range(7, 12):  # the first comparison is over
+            found.endpoints.put(endpoint(number))
+            await until(lambda: f"{IPS}10.0.1.{number}" in etcd.all(IPS))  # noqa: B023
+        assert not found.identity_of("10.0.1.11")
+        etcd.delete(f"{IPS}10.0.1.11")
+        await until(lambda: found.identity_of("10.0.1.7") == 300)
+        await until(lambda: f"{IPS}10.0.1.11" in etcd.all(IPS))
+
+
+Watch = Callable[[EtcdClient, str, int], AsyncGenerator[list[KeyEvent], None]]
+
+
+def lagging(watch: Watch) -> Watch:
+    """Hold events until a deletion, then yield them in one list, as etcd does for a watcher that lags."""
+
+    async def held_until_deletion(client: EtcdClient, prefix: str, revision: int) -> Any:
+        held: list[KeyEvent] = []
+        async with aclosing(watch(client, prefix, revision)) as changes:
+            async for events in changes:
+                held += events
+                if not events or any(event.kv is None for event in events):
+                    yield held
+                    held = []
+
+    return held_until_deletion
