@@ -1,10 +1,10 @@
-"""Connectivity between nodes: this node probes all others and answers their probes.
+"""Connectivity between nodes (cilium-health): this node probes all others and answers their probes.
 
-Controller: the table ``nodes`` in, a report of all nodes out; a listening port on the node's own addresses.
-Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is in the api cell.
-Why:        with enable-health-checking=false, no socket is opened.
+``ClusterHealth`` probes the rows of the table ``nodes`` and stores the last report; ``ProbeResponder``
+listens on the node's addresses. The REST API on health.sock is in the api cell. With
+enable-health-checking=false, no socket is opened.
 
-Settings: see :class:`~cells.health.prober.NodeHealthSettings`.
+Source: Cilium 1.17, pkg/health. Settings: :class:`~cells.health.prober.NodeHealthSettings`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: bool) -> ProbedNode:
-    """The addresses of a node to probe: one of each family, and those of its health endpoint."""
+    """Return the addresses of a node to probe: one of each family, and its health endpoint's."""
     enabled = tuple(families)
     hosts = (node.node_ip(family) for family in enabled)
     health = (ip for family in enabled for ip in node.health if Family.of(ip) is family)
@@ -84,13 +84,13 @@ def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: boo
 
 
 def families_of(agent: AgentConfig) -> tuple[Family, ...]:
-    """The enabled address families, IPv4 first."""
+    """Return the enabled address families, IPv4 first."""
     found = {Family.IPV4: agent.ipv4, Family.IPV6: agent.ipv6}
     return tuple(family for family, enabled in found.items() if enabled)
 
 
 class ClusterHealth:
-    """Probes the nodes of the cluster while the agent runs, and has the last report."""
+    """Probes the nodes of the cluster, and stores the last report."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ClusterHealth:
 
 
 def connectivity_metrics(health: ClusterHealth) -> Member[Collector]:
-    """Results of the probes as metrics."""
+    """Provide the results of the probes as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         return health.metrics.families()
@@ -179,6 +179,7 @@ class ProbeResponder:
     ) -> None:
         self.enabled = settings.enable_health_checking
         self.failure = ""
+        """Errors of the addresses at which it cannot listen; empty if there are none."""
         self._port = settings.cluster_health_port
         self._families = families_of(agent)
         self._log = log
@@ -189,7 +190,7 @@ class ProbeResponder:
             jobs.observe("answer probes", own.changes, self._follow)
 
     async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
-        """Listen at exactly the node's addresses. Raises HiveError after trying each."""
+        """Listen at exactly the node's addresses. Raises HiveError after trying each address."""
         for change in changes:
             if change.row is None:
                 continue
@@ -208,11 +209,11 @@ class ProbeResponder:
 
     async def _listen(self, ip: str) -> None:
         server = HttpServer(answer_probe, grace=1.0, limits=SCRAPED, log=self._log)
-        # Interrupted in the middle, it would listen and could not be closed.
+        # Cancelled here, it would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await server.serve(_listener(ip, self._port))
             self._servers[ip] = server
-        self._log.info("probes of other nodes answered", address=ip, port=self._port)
+        self._log.info("serving health probes", address=ip, port=self._port)
 
     async def _close(self) -> None:
         servers = list(self._servers.values())
@@ -222,18 +223,18 @@ class ProbeResponder:
 
 
 def _listener(ip: str, port: int) -> socket.socket:
-    """A listening socket. Raises HiveError, one line."""
+    """Create a listening socket. Raises HiveError, one line."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
         return socket.create_server((ip, port), family=family)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        advice = "; stop what listens there" if error.errno == errno.EADDRINUSE else ""
-        raise HiveError(f"probes to {ip} port {port} cannot be answered ({reason}){advice}") from error
+        advice = "; stop the process that listens there" if error.errno == errno.EADDRINUSE else ""
+        raise HiveError(f"health probes cannot be served at {ip} port {port} ({reason}){advice}") from error
 
 
 def socket_transport() -> ProbeTransport:
-    """Probes over the kernel's sockets."""
+    """Provide probes over the kernel's sockets."""
     return SocketTransport()
 
 

@@ -1,11 +1,14 @@
-"""This node's health endpoint: probes of it take the path of pods' packets.
+"""This node's health endpoint: an endpoint with identity health that answers probes as a pod would.
 
-Controller: its addresses (claimed before the node is published) in; a network namespace with a link, an
-            endpoint with the identity health, and a listening socket out.
-Source:     Cilium 1.17, cilium-health/launch and the controller cilium-health-ep.
-Why:        a socket belongs to the network namespace in which it was opened, in any process. So the namespace
-            needs no process and no name: the agent's sockets keep it alive, the agent's loop answers there,
-            and an agent that ends in any way leaves neither namespace nor link behind.
+``HealthAddresses`` allocates its addresses before the node is published. ``HealthEndpoint`` is the controller
+cilium-health-ep: it creates the network namespace, the link and the endpoint, listens inside, and recreates
+them after faults.
+
+Source: Cilium 1.17, cilium-health/launch.
+
+Why: a socket belongs to the network namespace in which it was opened. So the namespace needs no process and
+no name: the agent's sockets keep it alive, the agent's event loop answers, and namespace and link disappear
+with the agent.
 """
 
 from __future__ import annotations
@@ -52,32 +55,32 @@ __all__ = ["HealthAddresses", "HealthEndpoint", "HealthNetwork"]
 CONTROLLER: Final = "cilium-health-ep"
 CONTAINER: Final = "cilium-health"
 LINK: Final = "lxc_health"
-"""The node's end of the link."""
+"""The host side of the link."""
 PEER: Final = "cilium"
-"""The end in the endpoint's namespace."""
+"""The side in the endpoint's namespace."""
 ALIAS: Final = "hive health endpoint"
 OWNER: Final = "health"
-"""Owner of its addresses in IPAM."""
+"""The owner of its addresses in IPAM."""
 
 INTERVAL: Final = 60.0
-"""Seconds between two checks, in addition to those after the kernel reports a change in its namespace."""
-PATIENCE: Final = 180.0
+"""Seconds between two checks, in addition to those after notifications from its namespace."""
+UNREACHABLE_TIMEOUT: Final = 180.0
 """Seconds without an answer after which it is recreated."""
-REST: Final = 1.0
-"""Minimum time between two creations, in seconds, as another program may keep removing its link."""
+MIN_RECREATE_INTERVAL: Final = 1.0
+"""Minimum number of seconds between two creations, in case another program keeps deleting its link."""
 
 _LOOPBACK: Final = 1
 _LOOPBACK_MTU: Final = 65536
 _CHANGES: Final = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
-"""RTMGRP_LINK, and of both families RTMGRP_*_IFADDR and RTMGRP_*_ROUTE (rtnetlink(7))."""
+"""RTMGRP_LINK, and RTMGRP_*_IFADDR and RTMGRP_*_ROUTE of both families (rtnetlink(7))."""
 
 
-# Its addresses.
+# The addresses of the health endpoint.
 
 
 @after(RestoredEndpoints)
 class HealthAddresses:
-    """Claims an address of each family after the pods have theirs: the previous one if it is free.
+    """Allocates an address of each family after those of pods: the previous one if it is free.
 
     Its hook runs before this node is published, so that other nodes never see it without these addresses.
     """
@@ -103,19 +106,19 @@ class HealthAddresses:
         if self._ipam.delegated:
             raise UsageError(
                 f"enable-endpoint-health-checking cannot be used with ipam={self._ipam.mode}: the agent has"
-                " no addresses to give; set enable-endpoint-health-checking=false"
+                " no addresses to allocate; set enable-endpoint-health-checking=false"
             )
         try:
             self.claim()
-        except IpamError as error:  # the controller tries again, and reports it
-            self._log.warning("no address for the health endpoint yet", error=error.text)
+        except IpamError as error:  # the controller retries and reports the error
+            self._log.warning(
+                "no address allocated for the health endpoint, will be retried", error=error.text
+            )
 
     def claim(self) -> tuple[IPAddress, ...]:
-        """Its addresses, IPv4 first; claimed and published again if they are no longer its own.
+        """Return the addresses, IPv4 first; allocate and publish them again if they were released.
 
-        Raises IpamError.
-
-        Deleting the endpoint over the API releases them.
+        Deleting the endpoint over the API releases them. Raises IpamError.
         """
         for family in sorted(self._ipam.families, key=lambda family: family.value):
             row = self._table.get(family)
@@ -132,61 +135,61 @@ class HealthAddresses:
                 before |= {ip: endpoint.pool_of(ip) or self._ipam.default_pool for ip in endpoint.addresses}
         for ip, pool in before.items():
             if Family.of(ip) is family:
-                with suppress(IpamError):  # another one then: it is taken, or the range is a new one
+                with suppress(IpamError):  # in use, or outside the current pod CIDRs: allocate another
                     return self._ipam.allocate(ip, OWNER, pool).ip
         return self._ipam.allocate_next(OWNER, family=family)[0].ip
 
 
 @after(HealthAddresses)
 def health_addresses_claimed() -> HealthAddressesClaimed:
-    """A barrier after which the node may be published."""
+    """Provide the barrier after which the node may be published."""
     return HealthAddressesClaimed()
 
 
-# Its namespace and link.
+# The network namespace and link of the health endpoint.
 
 
 class HealthLink(Protocol):
-    """A namespace with one end of a link; the other end is the node's. Methods raise OSError."""
+    """A network namespace with one side of a link; the other is on the host. Methods raise OSError."""
 
     request: EndpointRequest
-    """The request that creates its endpoint."""
+    """The request for its endpoint."""
 
     def connect(self) -> None:
-        """Bring both ends up, with the addresses and routes of a pod."""
+        """Set both sides up, with the addresses and routes of a pod."""
         ...
 
     async def listen(self) -> None:
-        """Answer probes inside."""
+        """Answer probes in the namespace."""
         ...
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """Call ``changed`` when the kernel reports a change inside."""
+        """Call ``changed`` after each notification of the kernel from the namespace."""
         ...
 
     def fault(self) -> str:
-        """What differs from the result of connect(); empty if nothing does."""
+        """Return what differs from the result of connect(); empty if nothing does."""
         ...
 
     async def close(self) -> None:
-        """Close the sockets; the kernel removes namespace and link."""
+        """Close the sockets; the kernel then removes namespace and link."""
         ...
 
 
 class HealthNetwork(Protocol):
-    """Creates such links."""
+    """The interface that creates health links."""
 
     async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
-        """Create a link that is down, replacing an existing one. Raises OSError and HiveError."""
+        """Create a link that is down, and delete an existing one. Raises OSError and HiveError."""
         ...
 
 
-class _Inside(msgspec.Struct, frozen=True):
-    """Sockets of the agent in the namespace, which exists as long as one of them."""
+class _NamespaceSockets(msgspec.Struct, frozen=True):
+    """The agent's sockets in the namespace, which exists as long as one of them is open."""
 
     namespace: int
     requests: int
-    """A netlink socket."""
+    """A netlink socket for requests."""
     changes: socket.socket
     listeners: tuple[socket.socket, ...]
 
@@ -197,8 +200,8 @@ class _Inside(msgspec.Struct, frozen=True):
         os.close(self.namespace)
 
 
-def _open_inside(families: Sequence[Family], port: int) -> _Inside:
-    """Open the sockets, in the new namespace's thread. Raises OSError, with nothing left open."""
+def _open_sockets(families: Sequence[Family], port: int) -> _NamespaceSockets:
+    """Open the sockets in the new namespace's thread. Raises OSError, with nothing left open."""
     with ExitStack() as undo:
         if Family.IPV6 in families:
             _enable_ipv6()
@@ -214,7 +217,7 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
             kinds = {Family.IPV4: (socket.AF_INET, "0.0.0.0"), Family.IPV6: (socket.AF_INET6, "::")}
             number, everywhere = kinds[family]
             listeners.append(undo.enter_context(socket.create_server((everywhere, port), family=number)))
-        found = _Inside(namespace, requests, changes, tuple(listeners))
+        found = _NamespaceSockets(namespace, requests, changes, tuple(listeners))
         undo.pop_all()
         return found
 
@@ -222,20 +225,20 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
 def _enable_ipv6() -> None:
     """Enable IPv6 in the calling thread's namespace, over /proc/sys/net. Raises OSError.
 
-    A new namespace usually has it, and a container may not be allowed to write there.
+    Writes only if IPv6 is disabled, as a container may not be allowed to write there.
     """
-    for place in ("all", "default"):
-        setting = Path("/proc/sys/net/ipv6/conf", place, "disable_ipv6")
+    for scope in ("all", "default"):
+        setting = Path("/proc/sys/net/ipv6/conf", scope, "disable_ipv6")
         if setting.read_text(encoding="ascii").strip() != "0":
             setting.write_text("0", encoding="ascii")
 
 
 class KernelHealthLink:
-    """The real :class:`HealthLink`."""
+    """Implements :class:`HealthLink` by the kernel."""
 
     def __init__(
         self,
-        inside: _Inside,
+        sockets: _NamespaceSockets,
         request: EndpointRequest,
         peer_ifindex: int,
         *,
@@ -246,8 +249,8 @@ class KernelHealthLink:
         log: Logger,
     ) -> None:
         self.request = request
-        self._inside = inside
-        self._pod = PodLink(inside.requests)
+        self._sockets = sockets
+        self._pod = PodLink(sockets.requests)
         self._peer = peer_ifindex
         self._links = links
         self._gateways = gateways
@@ -258,7 +261,7 @@ class KernelHealthLink:
         self._watched = False
 
     def connect(self) -> None:
-        """Raises NetlinkError."""
+        """Configure both sides. Raises NetlinkError."""
         addresses, host = self.request.addresses, self.request.ifindex
         gateways = {gateway.version: gateway for gateway in self._gateways}
         self._links.activate(host, ALIAS)
@@ -269,17 +272,17 @@ class KernelHealthLink:
         self._links.sync_carrier(host)
 
     async def listen(self) -> None:
-        """The sockets listen since they were opened."""
-        for listener in self._inside.listeners:
+        """Serve the sockets, which listen since they were opened."""
+        for listener in self._sockets.listeners:
             server = HttpServer(answer_probe, grace=1.0, limits=SCRAPED, log=self._log)
             await server.serve(listener)
             self._servers.append(server)
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """Ignore earlier notifications, which this agent caused."""
+        """Watch notifications, without those that this agent has caused so far."""
         self._drain()
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._inside.changes, self._changed, changed)
+        loop.add_reader(self._sockets.changes, self._changed, changed)
         self._watched = True
 
     def _changed(self, changed: Callable[[], object]) -> None:
@@ -287,13 +290,13 @@ class KernelHealthLink:
         changed()
 
     def _drain(self) -> None:
-        """Discard pending notifications, as the state is read afterwards. Lost ones (ENOBUFS) count, too."""
+        """Discard pending notifications, as the state is read afterwards; ENOBUFS is ignored, too."""
         with suppress(OSError):
             while True:
-                self._inside.changes.recv(1)
+                self._sockets.changes.recv(1)
 
     def fault(self) -> str:
-        """Raises NetlinkError."""
+        """Check both sides of the link. Raises NetlinkError."""
         if not is_present(self.request.ifindex, LINK):
             return f"its link {LINK} is missing"
         node_end = self._links.at(self.request.ifindex)
@@ -308,19 +311,19 @@ class KernelHealthLink:
         return f"its address {', '.join(missing)} is missing" if missing else ""
 
     async def close(self) -> None:
-        """Close servers first, as they hold sockets.
+        """Close the servers, then the other sockets.
 
-        The kernel removes the namespace soon after the last one.
+        The kernel removes the namespace soon after the last socket is closed.
         """
         if self._watched:
-            asyncio.get_running_loop().remove_reader(self._inside.changes)
+            asyncio.get_running_loop().remove_reader(self._sockets.changes)
         for server in self._servers:
             await server.close()
-        self._inside.close()
+        self._sockets.close()
 
 
 class KernelHealthNetwork:
-    """The real :class:`HealthNetwork`."""
+    """Implements :class:`HealthNetwork` by the kernel."""
 
     def __init__(
         self,
@@ -339,23 +342,23 @@ class KernelHealthNetwork:
         self._log = log
 
     async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
-        """Raises OSError and HiveError."""
-        left = self._links.find(LINK)
-        if left is not None:
-            await self._links.reap([left.ifindex])
+        """Create namespace, sockets and link. Raises OSError and HiveError."""
+        existing = self._links.find(LINK)
+        if existing is not None:
+            await self._links.reap([existing.ifindex])
         families = [Family.of(ip) for ip in addresses]
-        with anyio.CancelScope(shield=True):  # what a cancelled call opens nothing would close
-            opened = partial(run_in_new, partial(_open_inside, families, port))
-            inside = await anyio.to_thread.run_sync(opened)
+        with anyio.CancelScope(shield=True):  # a cancelled call would leak its sockets
+            opened = partial(run_in_new, partial(_open_sockets, families, port))
+            sockets = await anyio.to_thread.run_sync(opened)
         try:
-            return self._link(inside, addresses)
+            return self._link(sockets, addresses)
         except BaseException:
-            inside.close()
+            sockets.close()
             raise
 
-    def _link(self, inside: _Inside, addresses: Sequence[IPAddress]) -> HealthLink:
+    def _link(self, sockets: _NamespaceSockets, addresses: Sequence[IPAddress]) -> HealthLink:
         macs, limits = (random_mac(), random_mac()), self._big_tcp.limits
-        pair = VethPair(LINK, macs[0], PEER, macs[1], self._mtu(), inside.namespace, limits)
+        pair = VethPair(LINK, macs[0], PEER, macs[1], self._mtu(), sockets.namespace, limits)
         created = self._links.create_veth(pair)
         request = EndpointRequest(
             container_name=CONTAINER,
@@ -369,7 +372,7 @@ class KernelHealthNetwork:
             reserved=HEALTH,
         )
         return KernelHealthLink(
-            inside,
+            sockets,
             request,
             created.pod_ifindex,
             links=self._links,
@@ -381,16 +384,16 @@ class KernelHealthNetwork:
 
 
 async def answer_probe(request: Request) -> Response:
-    """Answer 200 at /hello, otherwise 404; both without a body."""
+    """Answer 200 at /hello, otherwise 404; without a body."""
     return Response(200 if request.path == "/hello" else 404)
 
 
-# The endpoint.
+# The controller cilium-health-ep.
 
 
 @after(PodsExposed)
 class HealthEndpoint:
-    """Creates the endpoint at the start, and recreates it if it is damaged or does not answer."""
+    """Creates the endpoint at the start, and recreates it if it is damaged or unreachable."""
 
     def __init__(
         self,
@@ -417,10 +420,10 @@ class HealthEndpoint:
         self._endpoint: Endpoint | None = None
         self._changed = False
         """Whether the kernel has reported a change since the last answer."""
-        self._made = -REST
-        """When it was last created."""
-        self._answered = 0.0
-        """When it last answered or was created; both by the loop's clock."""
+        self._created_at = -MIN_RECREATE_INTERVAL
+        """Time of the last creation."""
+        self._last_answer = 0.0
+        """Time of the last answer or creation, by the event loop's clock."""
         if settings.endpoints:
             lifecycle.append(Hook("run the health endpoint", self._start, stop=self._stop))
 
@@ -428,9 +431,9 @@ class HealthEndpoint:
         self._controllers.update(CONTROLLER, self._check, Rules(interval=INTERVAL, retry_maximum=INTERVAL))
 
     async def _stop(self) -> None:
-        """Remove the link.
+        """Close the link.
 
-        The saved state of the endpoint remains, so that the next agent reuses its addresses.
+        The endpoint's saved state stays, so that the next agent reuses its addresses.
         """
         self._controllers.remove(CONTROLLER)
         if self._link is not None:
@@ -438,45 +441,48 @@ class HealthEndpoint:
             await link.close()
 
     async def _check(self) -> None:
-        """Create the endpoint if it does not exist, and wait until it answers. Raises HiveError, OSError."""
-        wrong = self._fault()
-        if wrong:
-            await self._make(wrong)
-        failure = await self._failure()
+        """Create the endpoint if necessary, and probe it. Raises HiveError, OSError."""
+        fault = self._fault()
+        if fault:
+            await self._recreate(fault)
+        failure = await self._probe_failure()
         now = anyio.current_time()
         if not failure:
-            self._answered, self._changed = now, False
+            self._last_answer, self._changed = now, False
         elif self._changed:
-            await self._make(f"no answer after a change in its namespace: {failure}")
-        elif now - self._answered > PATIENCE:
-            await self._make(f"no answer for {PATIENCE:g} s: {failure}")
+            await self._recreate(f"no answer after a change in its namespace: {failure}")
+        elif now - self._last_answer > UNREACHABLE_TIMEOUT:
+            await self._recreate(f"no answer for {UNREACHABLE_TIMEOUT:g} s: {failure}")
         if failure:
             raise HiveError(f"the health endpoint does not answer: {failure}")
 
     def _fault(self) -> str:
-        link, made = self._link, self._endpoint
-        if link is None or made is None:
-            return "not made yet"
-        there = self._endpoints.get(made.id)
-        if there is None or there.created != made.created:
+        link, created = self._link, self._endpoint
+        if link is None or created is None:
+            return "not created yet"
+        current = self._endpoints.get(created.id)
+        if current is None or current.created != created.created:
             return "its endpoint was deleted"
         return link.fault()
 
-    async def _failure(self) -> str:
-        """Why one of its addresses does not answer; empty if all do."""
+    async def _probe_failure(self) -> str:
+        """Return the error of the first address that does not answer; empty if all do."""
         for ip in self._addresses.claim():
             outcome = await self._transport.http(str(ip), self._port)
             if outcome.failure:
                 return outcome.failure
         return ""
 
-    async def _make(self, reason: str) -> None:
-        """Create it, replacing what exists of it. Raises HiveError, OSError, IpamError, EndpointError."""
+    async def _recreate(self, reason: str) -> None:
+        """Create link and endpoint, and delete existing ones.
+
+        Raises HiveError, OSError, IpamError, EndpointError.
+        """
         if self._link is not None:
-            self._log.warning("creating the health endpoint again", reason=reason)
-        await anyio.sleep_until(self._made + REST)
-        await self._take_away()
-        self._made = self._answered = anyio.current_time()
+            self._log.warning("recreating the health endpoint", reason=reason)
+        await anyio.sleep_until(self._created_at + MIN_RECREATE_INTERVAL)
+        await self._delete()
+        self._created_at = self._last_answer = anyio.current_time()
         self._changed = False
         link = await self._network.create(self._addresses.claim(), self._port)
         try:
@@ -489,11 +495,11 @@ class HealthEndpoint:
                 await link.close()
             raise
         self._link = link
-        link.watch(self._look)
+        link.watch(self._on_change)
         addresses = ", ".join(str(ip) for ip in link.request.addresses)
         self._log.info("health endpoint created", endpoint=self._endpoint.id, addresses=addresses, link=LINK)
 
-    def _look(self) -> None:
+    def _on_change(self) -> None:
         self._changed = True
         self._controllers.trigger(CONTROLLER)
 
@@ -509,11 +515,11 @@ class HealthEndpoint:
             except PoolEmpty:
                 await self._pool.ready()
 
-    async def _take_away(self) -> None:
+    async def _delete(self) -> None:
         link, self._link = self._link, None
         if self._endpoint is not None:
             for problem in self._endpoints.delete(self._endpoint, release_address=False):
-                self._log.warning("leftover of the health endpoint not removed", problem=problem)
+                self._log.warning("health endpoint not removed completely", problem=problem)
             self._endpoint = None
         if link is not None:
             await link.close()

@@ -1,7 +1,9 @@
-"""Results of the probes of all nodes, as one report, and their metrics.
+"""Results of probes: the report of all nodes, and Cilium's connectivity metrics.
 
-Source: Cilium 1.17, pkg/health/server (prober and status) and pkg/health/client (reachability).
-Why:    results belong to addresses, not to nodes: an address that moves to another node keeps its result.
+``NodeProber`` records outcomes by address; the API and ``ConnectivityMetrics`` read reports. Outcomes belong
+to addresses, so an address that moves to another node keeps its outcome.
+
+Source: Cilium 1.17, pkg/health/server (prober, status) and pkg/health/client (reachability).
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ STATES: Final[tuple[Reach, ...]] = ("reachable", "unreachable", "unknown")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One probe: its latency in nanoseconds, or its error."""
+    """The outcome of a probe: its latency in nanoseconds, or its error."""
 
     latency: int = 0
     failure: str = ""
 
 
 class ProbedPath(msgspec.Struct, frozen=True):
-    """An address and the last outcomes of its probes; None: not probed yet."""
+    """An address and its last outcomes; None before the first probe."""
 
     ip: str
     icmp: Outcome | None = None
@@ -34,7 +36,7 @@ class ProbedPath(msgspec.Struct, frozen=True):
 
     @property
     def reach(self) -> Reach:
-        """Unreachable if a probe failed, unknown if one has no outcome."""
+        """Unreachable if a probe failed, unknown if an outcome is missing, else reachable."""
         outcomes = (self.icmp, self.http)
         if any(each is not None and each.failure for each in outcomes):
             return "unreachable"
@@ -42,7 +44,7 @@ class ProbedPath(msgspec.Struct, frozen=True):
 
 
 class ProbedNode(msgspec.Struct, frozen=True):
-    """A node with the addresses to probe, the primary one first."""
+    """A node and its addresses to probe, the primary one first."""
 
     name: str
     """``cluster/name``."""
@@ -52,13 +54,13 @@ class ProbedNode(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node with the results at its addresses, the primary one first."""
+    """The outcomes at a node's addresses, the primary one first."""
 
     name: str
     host: tuple[ProbedPath, ...]
     endpoint: tuple[ProbedPath, ...]
     since: float = 0.0
-    """When it became reachable or unreachable, in Unix seconds, with the precision of a round."""
+    """Time of the last change between reachable and unreachable, in Unix seconds; start of that round."""
 
     @property
     def reachable(self) -> bool:
@@ -67,7 +69,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class ClusterReport(msgspec.Struct, frozen=True):
-    """The results of one round for all nodes."""
+    """The outcomes of one round for all nodes."""
 
     started: float
     """Start of the round, in Unix seconds."""
@@ -76,7 +78,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 class ProbeResults:
-    """The nodes to probe, and the last outcomes at each address."""
+    """The nodes to probe, and the last outcomes by address."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, ProbedNode] = {}
@@ -85,7 +87,7 @@ class ProbeResults:
         self._since: dict[str, tuple[bool, float]] = {}
 
     def update(self, nodes: Iterable[ProbedNode], removed: Iterable[str] = ()) -> None:
-        """Add, replace and remove nodes. An address without a node loses its outcomes."""
+        """Add, replace and remove nodes; drop outcomes of addresses that no node has."""
         before = [ip for name in removed for ip in self._replace(name, None)]
         before += (ip for node in nodes for ip in self._replace(node.name, node))
         for ip in before:
@@ -94,7 +96,7 @@ class ProbeResults:
                 self._paths.pop(ip, None)
 
     def _replace(self, name: str, node: ProbedNode | None) -> tuple[str, ...]:
-        """Replace or remove a node. Returns its previous addresses."""
+        """Replace or remove a node; return its previous addresses."""
         before = self._nodes.pop(name, None)
         if before is not None:
             self._uses.subtract((*before.host, *before.endpoint))
@@ -106,7 +108,7 @@ class ProbeResults:
         return (*before.host, *before.endpoint) if before is not None else ()
 
     def addresses(self) -> list[str]:
-        """All addresses to probe."""
+        """Return all addresses to probe."""
         return list(self._uses)
 
     def record(self, ip: str, icmp: Outcome | None = None, http: Outcome | None = None) -> None:
@@ -119,12 +121,12 @@ class ProbeResults:
             self._paths[ip] = ProbedPath(ip, icmp or last.icmp, http or last.http)
 
     def report(self, started: float) -> ClusterReport:
-        """The results of all nodes, from the round that began at ``started``."""
+        """Return the report of the round that began at ``started``."""
         return ClusterReport(
-            started, tuple(self._of(self._nodes[name], started) for name in sorted(self._nodes))
+            started, tuple(self._node_report(self._nodes[name], started) for name in sorted(self._nodes))
         )
 
-    def _of(self, node: ProbedNode, started: float) -> NodeReport:
+    def _node_report(self, node: ProbedNode, started: float) -> NodeReport:
         host, endpoint = (tuple(map(self._path, ips)) for ips in (node.host, node.endpoint))
         found = NodeReport(node.name, host, endpoint)
         reachable, since = self._since.get(node.name, (None, started))
@@ -137,7 +139,7 @@ class ProbeResults:
         return self._paths.get(ip) or ProbedPath(ip)
 
 
-# Metrics, for every report that is published.
+# Metrics of published reports.
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Upper bounds in seconds."""
@@ -148,11 +150,11 @@ _KINDS: Final = ("node", "endpoint")
 
 
 class ConnectivityMetrics:
-    """Metrics of the last report, and latencies of all reports."""
+    """Metrics of the last report, and histograms of the latencies of all reports."""
 
     def __init__(self, own: str) -> None:
         self._own = own
-        self._source = _split(own)
+        self._source = _split_name(own)
         self._report = ClusterReport(0.0)
         self._latencies: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS))
 
@@ -167,14 +169,14 @@ class ConnectivityMetrics:
                         self._latencies[*self._source, kind, protocol, place].observe(seconds)
 
     def families(self) -> list[MetricFamily]:
-        """The metric families; none before the first report."""
+        """Return the metric families; none before the first report."""
         if self._report.nodes is None:
             return []
         status: dict[tuple[str, ...], float] = {}
         latency: dict[tuple[str, ...], float] = {}
         counts = {(*self._source, kind, state): 0.0 for kind in _KINDS for state in STATES}
         for node in self._report.nodes:
-            target = (*self._source, *_split(node.name), self._type_of(node.name))
+            target = (*self._source, *_split_name(node.name), self._type_of(node.name))
             for kind, place, path in _paths(node):
                 key = (*target, kind)
                 status[key] = min(status.get(key, 1.0), float(path.reach == "reachable"))
@@ -216,10 +218,10 @@ class ConnectivityMetrics:
     def _type_of(self, name: str) -> str:
         if name == self._own:
             return "local_node"
-        return "remote_intra_cluster" if _split(name)[0] == self._source[0] else "remote_inter_cluster"
+        return "remote_intra_cluster" if _split_name(name)[0] == self._source[0] else "remote_inter_cluster"
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     cluster, separator, node = name.partition("/")
     return (cluster, node) if separator else ("default", name)
 
@@ -230,7 +232,7 @@ def _outcomes(path: ProbedPath) -> Iterator[tuple[str, Outcome | None]]:
 
 
 def _paths(node: NodeReport) -> Iterator[tuple[str, str, ProbedPath]]:
-    """Paths to the node and its health endpoint: which of both, primary or secondary, and the path."""
+    """Yield the type (node or endpoint), address type (primary or secondary) and path of each address."""
     for kind, paths in zip(_KINDS, (node.host, node.endpoint), strict=True):
         for number, path in enumerate(paths):
             yield kind, "secondary" if number else "primary", path

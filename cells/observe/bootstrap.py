@@ -1,8 +1,9 @@
-"""Phases of the agent's start and their durations, under Cilium's names: bootstrap scopes.
+"""Bootstrap statistics: the phases of the agent's start and their durations, by Cilium's scopes.
 
-Source: sums up the hive's timings of hooks; logs one line once probes are answered.
-Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds; hooks need no timers
-        of their own for it.
+Sums the hive's timings of hooks by scope; logs them once the kubelet's probes are answered, and provides them
+as cilium_agent_bootstrap_seconds. Also defines the barriers that other families wait for.
+
+Source: Cilium 1.17, bootstrapStatistics.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from lifecycle.injection import Timing
 __all__ = ["ApiServed", "Bootstrap", "HealthAddressesClaimed", "PodsExposed", "cell"]
 
 
-# Moments as types: ``@after(PodsExposed)`` waits for one.
+# Barriers as types: ``@after(PodsExposed)`` orders a cell's hooks after one.
 #
-# Why: a cell that waits imports no family above its own, and does not know which cell brings the moment.
+# Why: the cell that waits does not import the family of the cell that provides the barrier.
 
 
 class HealthAddressesClaimed(msgspec.Struct, frozen=True):
-    """The addresses of this node's health endpoint, if any, are claimed: the node may be published."""
+    """Addresses of the node's health endpoint, if enabled, are allocated: the node may be published."""
 
 
 class PodsExposed(msgspec.Struct, frozen=True):
-    """Restored endpoints are in the table of endpoints, and have their addresses."""
+    """Restored endpoints are listed in the table of endpoints, with their addresses allocated."""
 
 
 class ApiServed(msgspec.Struct, frozen=True):
-    """The socket of the node's API accepts requests."""
+    """The REST API's socket accepts requests."""
 
 
-# Which hook belongs to which bootstrap scope, and what each scope took.
+# Bootstrap scopes and their hooks.
 #
-# Source: Cilium 1.17, bootstrapStatistics. One without time is not reported; one may add up several hooks, of
-#         which some run beside each other, so that all scopes together may be more than ``overall``.
+# Source: Cilium 1.17, bootstrapStatistics. A scope without time is not reported. A scope sums several
+#         hooks, of which some run in parallel, so the sum of all scopes may exceed ``overall``.
 
 OVERALL: Final = "overall"
 """From the start of the process until probes are answered."""
 EARLY: Final = "earlyInit"
 """Until the first hook: interpreter, imports, settings, constructors; and the claim of the node."""
 OTHER: Final = "daemonInit"
-"""Hooks without a scope of their own."""
+"""Hooks of other modules."""
 
 SCOPES: Final = {
     "api": "initAPI",
@@ -69,19 +70,22 @@ SCOPES: Final = {
     "metrics": "initAPI",
     "router": "bpfBase",
 }
-"""Scopes by module, or by module and hook."""
+"""Bootstrap scopes, by module or by module and hook."""
 
 
 class Scopes(msgspec.Struct, frozen=True):
-    """Seconds by scope, in the order in which the scopes began."""
+    """Seconds by scope, in the order of their beginnings."""
 
     succeeded: dict[str, float]
     failed: dict[str, float]
-    """Seconds for failed starts of hooks."""
+    """Seconds of failed start hooks."""
 
 
 def scopes_of(profile: Profile, before: float, overall: float | None = None) -> Scopes:
-    """The duration of every scope so far; ``before``: seconds before the creation of the hive."""
+    """Return the duration of every scope so far.
+
+    ``before``: seconds from the start of the process to the creation of the hive.
+    """
     early = before + sum(one.took for one in profile.timings if one.kind in {"construct", "invoke"})
     starts = sorted((one for one in profile.timings if one.kind == "start"), key=lambda one: one.began)
     initial = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
@@ -103,7 +107,7 @@ def _sums(starts: Iterable[Timing], initial: dict[str, float]) -> dict[str, floa
 
 
 def families(scopes: Scopes) -> Iterator[MetricFamily]:
-    """A histogram for each scope, with the one value of this start."""
+    """Yield a histogram for each scope, with one observation."""
     series: dict[tuple[str, str], Histogram] = {}
     for outcome, found in (("success", scopes.succeeded), ("fail", scopes.failed)):
         for scope, seconds in found.items():
@@ -114,11 +118,11 @@ def families(scopes: Scopes) -> Iterator[MetricFamily]:
     )
 
 
-# Reports how long the start took, once everything that pods and probes wait for has started.
+# The report at the end of the start.
 
 
 class Bootstrap:
-    """The bootstrap statistics of this start. Its users wait for nothing."""
+    """The bootstrap statistics of this start."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -126,12 +130,12 @@ class Bootstrap:
         self._overall: float | None = None
 
     def scopes(self) -> Scopes:
-        """All scopes so far; ``overall`` once probes are answered."""
+        """Return all scopes so far; with ``overall`` once probes are answered."""
 
         return scopes_of(self._profile, self._before, self._overall)
 
     def complete(self) -> Scopes:
-        """Probes are answered from now on. Returns the duration of every scope."""
+        """Finish when probes are answered; return the duration of every scope."""
         from lifecycle.process import process_age
 
         self._overall = process_age()
@@ -143,7 +147,7 @@ class Bootstrap:
 
 @after(HealthServer)
 def report_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
-    """Log the scopes in one line when the port of the probes is served."""
+    """Log the scopes in one line once the health port is served."""
 
     async def report() -> None:
         scopes = bootstrap.complete().succeeded
@@ -151,11 +155,11 @@ def report_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) 
             "Daemon initialization completed", **{scope: round(took, 4) for scope, took in scopes.items()}
         )
 
-    lifecycle.append(Hook("report how the start went", report))
+    lifecycle.append(Hook("report bootstrap statistics", report))
 
 
 def bootstrap_metrics(bootstrap: Bootstrap) -> Member[Collector]:
-    """The scopes as metrics."""
+    """Provide the scopes as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
 

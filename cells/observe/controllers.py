@@ -1,7 +1,9 @@
-"""Controllers: named work that is repeated, or retried until it succeeds, by documented rules.
+"""Controllers: named functions that run periodically, or are retried until they succeed.
 
-Controller: rules and counters on top of the hive's jobs, which do the scheduling.
-Why:        operators look for controllers by name in ``cilium-dbg status`` and in endpoints' statuses.
+Each runs as a job of the hive, with Cilium's retry rules and counters; ``cilium-dbg status
+--all-controllers`` and the endpoints' statuses show them.
+
+Source: Cilium 1.17, pkg/controller.
 """
 
 from __future__ import annotations
@@ -24,37 +26,40 @@ from lifecycle.jobs import JobStats
 __all__ = ["ControllerState", "Controllers", "Rules", "cell"]
 
 
-# When a controller runs again, and what is known of one: values.
+# Rules and status of a controller.
 #
 # Source: Cilium 1.17, controllers: retries wait linearly longer.
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """When a controller runs again; all in seconds."""
+    """When a controller runs again; all times in seconds."""
 
     interval: float = 0.0
-    """Pause after a success; 0 waits until it is updated or triggered."""
+    """Pause after a success; 0: until it is updated or triggered."""
     retry_base: float = 1.0
-    """After n failures in a row, the pause is n times this."""
+    """The pause after n consecutive failures is n times this."""
     retry_maximum: float = 0.0
-    """The longest pause after a failure; 0 sets no bound."""
+    """Maximum pause after a failure; 0: no maximum."""
     retries: bool = True
-    """Whether failures have pauses of their own; otherwise the interval applies after them, too."""
+    """Whether failures are retried with a backoff; otherwise the interval applies after failures, too."""
 
     def pause(self, failures: int) -> float:
-        """The pause after this number of failures in a row, 0 for a success; infinite until triggered."""
+        """Return the pause after this number of consecutive failures (0: a success).
+
+        Infinite if the controller waits for a trigger.
+        """
         if failures and self.retries:
             return min(failures * self.retry_base, self.retry_maximum or math.inf)
         return self.interval or math.inf
 
 
 class ControllerState(msgspec.Struct, frozen=True):
-    """The present state of a controller; times are Unix seconds."""
+    """The status of a controller; times are Unix seconds."""
 
     name: str
     uuid: str
     owner: str
-    """The object for which it works, such as ``endpoint-7``; empty for the node."""
+    """The object that the controller belongs to, such as ``endpoint-7``; empty for the node."""
     retries: bool
     retry_base: float
     """Seconds."""
@@ -70,7 +75,7 @@ class ControllerState(msgspec.Struct, frozen=True):
 
 
 class ControllerSettings(Settings, frozen=True):
-    """Which controllers are counted apart."""
+    """Which controller groups have metrics."""
 
     controller_group_metrics: tuple[str, ...] = ()
     """Groups of controllers that cilium_controllers_group_runs_total counts: names, all or none."""
@@ -92,7 +97,7 @@ class _Controller:
         self.work = work
         self.rules = rules
         self.wake: anyio.Event | None = None
-        """While it runs or waits; a controller may be made before there is an event loop."""
+        """Set while it runs or waits; a controller may be created before the event loop runs."""
         self.scope: anyio.CancelScope | None = None
         self.removed = False
         self.successes = self.failures = self.in_a_row = 0
@@ -102,13 +107,13 @@ class _Controller:
         self.cached: ControllerState | None = None
         """Its status, created on demand and reused until it changes."""
 
-    def ask(self) -> None:
-        """Run it now, or once more."""
+    def trigger(self) -> None:
+        """Run it now, or again after the current run."""
         if self.wake is not None:
             self.wake.set()
 
-    def end(self) -> None:
-        """End it, in the middle of a run too."""
+    def stop(self) -> None:
+        """Stop it, also during a run."""
         self.removed = True
         if self.scope is not None:
             self.scope.cancel()
@@ -135,7 +140,7 @@ class _Controller:
 class Controllers:
     """The controllers of the node, by name.
 
-    Each runs at once and then by its rules, never twice in parallel. A failure is degraded health under its
+    Each runs at once and then by its rules, never twice in parallel. A failure degrades the health of its
     name until a run succeeds.
     """
 
@@ -150,13 +155,13 @@ class Controllers:
         self._known: dict[str, _Controller] = {}
         self._owned: dict[str, dict[str, _Controller]] = {}
         self.runs = {"success": Histogram(), "failure": Histogram()}
-        """Seconds that runs took, including those of removed controllers."""
+        """Durations of runs in seconds, including those of removed controllers."""
         self.group_runs: Counter[tuple[str, str]] = Counter()
         """Runs by group and status."""
-        self._run = uuid4()
-        """Id of this run of the agent, from which the uuids of jobs are made."""
+        self._agent_run = uuid4()
+        """Id of this run of the agent, the namespace of the jobs' UUIDs."""
         self._job_statuses: dict[str, tuple[JobStats, bool, ControllerState]] = {}
-        """Statuses of the hive's other jobs by name, each with its inputs."""
+        """Cached statuses of the hive's other jobs by name, each with its inputs."""
 
     def update(
         self,
@@ -167,49 +172,49 @@ class Controllers:
         owner: str = "",
         group: str = "",
     ) -> None:
-        """Run ``work`` now and then by the rules; ``group`` is what controllers alike are counted by.
+        """Run ``work`` now and then by the rules; ``group`` is its group in metrics.
 
-        An existing controller of that name gets both, and keeps uuid and counters.
+        An existing controller of this name gets the new work and rules, and keeps UUID and counters.
         """
         known = self._known.get(name)
         if known is not None:
             known.work, known.rules, known.cached = work, rules, None
-            known.ask()
+            known.trigger()
             return
         controller = self._known[name] = _Controller(name, owner, group or name, work, rules)
         self._owned.setdefault(owner, {})[name] = controller
-        self._jobs.one_shot(name, partial(self._live, controller))
+        self._jobs.one_shot(name, partial(self._loop, controller))
 
     def trigger(self, name: str) -> bool:
-        """Run a controller now, or once more if it is running. Returns whether it exists."""
+        """Run a controller now, or again after the current run; return whether it exists."""
         known = self._known.get(name)
         if known is not None:
-            known.ask()
+            known.trigger()
         return known is not None
 
     def remove(self, name: str) -> bool:
-        """End a controller, even during a run. Returns whether it existed."""
+        """Stop a controller, also during a run; return whether it existed."""
         known = self._known.pop(name, None)
         if known is not None:
             owned = self._owned[known.owner]
             del owned[name]
             if not owned:
                 del self._owned[known.owner]
-            known.end()
+            known.stop()
         return known is not None
 
     def remove_of(self, owner: str) -> None:
-        """End the controllers of one owner."""
+        """Stop all controllers of an owner."""
         for known in self.of(owner):
             self.remove(known.name)
 
     def of(self, owner: str) -> tuple[ControllerState, ...]:
-        """The controllers of one owner, by name."""
+        """Return the controllers of an owner, by name."""
         owned = self._owned.get(owner)
         return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
 
     def all(self) -> tuple[ControllerState, ...]:
-        """All controllers by name, including the hive's other jobs, each under the id of its health."""
+        """Return all controllers by name, including the hive's other jobs by the name of their health."""
         found = [known.status() for known in self._known.values()]
         degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
         text: dict[str, tuple[JobStats, bool, ControllerState]] = {}
@@ -220,18 +225,18 @@ class Controllers:
             failing = name in degraded
             last = self._job_statuses.get(name)
             if last is None or last[0] is not job or last[1] is not failing:
-                last = (job, failing, self._job(name, job, failing))
+                last = (job, failing, self._job_status(name, job, failing))
             text[name] = last
             found.append(last[2])
         self._job_statuses = text
         found.sort(key=attrgetter("name"))
         return tuple(found)
 
-    def _job(self, name: str, job: JobStats, failing: bool) -> ControllerState:
-        """A job that recovers from failures may never end a run: then its health shows that it is well."""
+    def _job_status(self, name: str, job: JobStats, failing: bool) -> ControllerState:
+        """Return the status of a job. A long-running job has recovered if its health is not degraded."""
         return ControllerState(
             name=name,
-            uuid=str(uuid5(self._run, name)),
+            uuid=str(uuid5(self._agent_run, name)),
             owner="",
             retries=True,
             retry_base=job.retry_first,
@@ -244,22 +249,22 @@ class Controllers:
             last_failure=job.last_failed,
         )
 
-    async def _live(self, controller: _Controller) -> None:
+    async def _loop(self, controller: _Controller) -> None:
         with anyio.CancelScope() as controller.scope:
             while not controller.removed:
                 wake = controller.wake = anyio.Event()
-                await self._once(controller)
+                await self._run_once(controller)
                 pause = controller.rules.pause(controller.in_a_row)
                 with anyio.move_on_after(None if math.isinf(pause) else pause):
                     await wake.wait()
 
-    async def _once(self, controller: _Controller) -> None:
-        """One counted run, with its error contained."""
+    async def _run_once(self, controller: _Controller) -> None:
+        """Run it once, count the result, and catch its exception."""
         health = self._health.child(controller.name)
         began = anyio.current_time()
         try:
             await controller.work()
-        except Exception as error:  # noqa: BLE001  # counted, shown in health, and tried again
+        except Exception as error:  # noqa: BLE001  # counted, reported in health, and retried
             self.runs["failure"].observe(anyio.current_time() - began)
             self.group_runs[controller.group, "failure"] += 1
             controller.failures += 1
@@ -268,7 +273,7 @@ class Controllers:
             controller.last_failure, controller.last_error = time.time(), text
             pause = controller.rules.pause(controller.in_a_row)
             tried = f"failed {controller.in_a_row} times"
-            again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
+            again = "no retry until triggered" if math.isinf(pause) else f"retrying in {pause:g} s"
             health.degraded(f"{tried}, {again}", error)
             if text != before:  # a repeated failure is logged once
                 self._log.warning("controller failed", name=controller.name, error=text)
@@ -291,7 +296,7 @@ class Controllers:
 
 
 def families(controllers: Controllers, groups: Collection[str]) -> Iterator[MetricFamily]:
-    """Runs of controllers, also of these groups, their durations, and the number of failing ones."""
+    """Yield metrics of controllers: runs, runs of ``groups``, durations, and the number of failing ones."""
     yield counter(
         "cilium_controllers_runs_total",
         "Number of times that a controller process was run labeled by completion status",
@@ -321,7 +326,7 @@ def families(controllers: Controllers, groups: Collection[str]) -> Iterator[Metr
 
 
 def controller_metrics(controllers: Controllers, settings: ControllerSettings) -> Member[Collector]:
-    """Controllers as metrics."""
+    """Provide the metrics of controllers."""
 
     async def collect() -> Iterable[MetricFamily]:
 

@@ -1,7 +1,9 @@
-"""The agent's health: one verdict, and the port that the kubelet probes.
+"""The agent's status, and the HTTP port for the kubelet's probes.
 
-Controller: the hive's health tree in; a verdict for the REST API and the port out.
-Why:        the port is opened only after everything is served, so that earlier probes are refused.
+``StatusCollector`` computes the status from the hive's health, controllers, status probes and external
+dependencies; the REST API and ``HealthServer`` return it. The port opens last, so earlier probes are refused.
+
+Source: Cilium 1.17, the status collector and agent-health-port.
 """
 
 from __future__ import annotations
@@ -59,30 +61,30 @@ __all__ = [
 ]
 
 
-# Asks parts of the node, again and again, whether they still answer.
+# Status probes: periodic checks whether parts of the node still respond.
 #
 # Source: Cilium 1.17, the status collector: 5 s between two runs, a warning after 15 s, stale after 60 s. The
-#         agent is not ready before each part was asked once.
+#         agent is not ready before each probe has completed or is stale.
 
 INTERVAL: Final = 5.0
 """Seconds from the end of a run to the next one."""
 WARN: Final = 15.0
 STALE: Final = 60.0
-"""Seconds without an answer after which a probe counts as stale."""
+"""Seconds without an answer after which a probe is stale."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A dependency that may stop answering, such as a file system."""
+    """A status probe of a dependency that may stop responding, such as a file system."""
 
     name: str
-    ask: Callable[[], Awaitable[object]]
-    """Raises the failure. It runs until it has an answer: nothing cancels it."""
+    check: Callable[[], Awaitable[object]]
+    """Raises the failure. It is never cancelled, however long it takes."""
 
 
 class Probes:
-    """Runs every probe as a controller; a failure is the controller's, and a probe that hangs is stale.
+    """Runs each probe as a controller; a probe that does not return in time is stale.
 
-    Its hook waits until each probe has ended or is stale.
+    The start hook waits until each probe has completed or is stale.
     """
 
     def __init__(
@@ -97,74 +99,74 @@ class Probes:
         self._health = health
         self._log = log
         self._stale: dict[str, float] = {}
-        self._asked = {probe.name: anyio.Event() for probe in probes}
-        lifecycle.append(Hook("ask every probe once", self._first, start_timeout=2 * STALE))
+        self._checked = {probe.name: anyio.Event() for probe in probes}
+        lifecycle.append(Hook("run every probe once", self._wait_first_checks, start_timeout=2 * STALE))
         for probe in probes:
             rules = Rules(interval=INTERVAL, retries=False)
             controllers.update(
-                f"status-probe-{probe.name}", partial(self._ask, probe), rules, group="status-probe"
+                f"status-probe-{probe.name}", partial(self._check, probe), rules, group="status-probe"
             )
 
     @property
     def stale(self) -> Mapping[str, float]:
-        """Since when (Unix seconds) each probe without an answer runs."""
+        """Probes without an answer, and the start of their runs in Unix seconds."""
         return self._stale
 
-    async def _first(self) -> None:
-        for asked in self._asked.values():
-            await asked.wait()
+    async def _wait_first_checks(self) -> None:
+        for checked in self._checked.values():
+            await checked.wait()
 
-    async def _ask(self, probe: Probe) -> None:
+    async def _check(self, probe: Probe) -> None:
         began, loop, late = time.time(), asyncio.get_running_loop(), False
 
         def warn() -> None:
             self._log.warning("no response from probe yet", probe=probe.name, seconds=WARN)
 
-        def give_up() -> None:
+        def mark_stale() -> None:
             nonlocal late
             late = True
             self._stale[probe.name] = began
-            self._asked[probe.name].set()
+            self._checked[probe.name].set()
             text = f"no response from {probe.name} probe within {STALE:g} seconds"
             self._health.child(probe.name).degraded(text)
-            self._log.error("probe does not answer", probe=probe.name, error=text)
+            self._log.error("probe is stale", probe=probe.name, error=text)
 
-        timers = loop.call_later(WARN, warn), loop.call_later(STALE, give_up)
+        timers = loop.call_later(WARN, warn), loop.call_later(STALE, mark_stale)
         try:
-            await probe.ask()
+            await probe.check()
         finally:
             for timer in timers:
                 timer.cancel()
-            self._asked[probe.name].set()
+            self._checked[probe.name].set()
             if not late and self._stale.pop(probe.name, None) is not None:
-                self._health.child(probe.name).remove()  # a late answer did not count: this one does
+                self._health.child(probe.name).remove()  # the first run in time after a stale one
 
 
-# What of the node may go away under a running agent: its maps' file system, its state directory.
+# Probes of the bpf file system and the state directory.
 
 
 def maps_probe(agent: AgentConfig) -> Member[Probe]:
-    """Whether the directory of the maps exists and answers."""
-    return Probe("bpf-maps", partial(_ask, _maps_there, agent.globals_dir))
+    """Provide the probe of the directory with the pinned maps."""
+    return Probe("bpf-maps", partial(_check, _check_maps, agent.globals_dir))
 
 
 def state_probe(agent: AgentConfig) -> Member[Probe]:
-    """Whether the state directory answers and is writable."""
-    return Probe("state-directory", partial(_ask, _room_left, agent.state))
+    """Provide the probe of the state directory: that it responds and is writable."""
+    return Probe("state-directory", partial(_check, _check_state_directory, agent.state))
 
 
-async def _ask(question: Callable[[Path], None], path: Path) -> None:
-    """Run in a thread, which is left behind if it never returns."""
-    await anyio.to_thread.run_sync(question, path, abandon_on_cancel=True)
+async def _check(check: Callable[[Path], None], path: Path) -> None:
+    """Run the check in a thread, which is abandoned if it never returns."""
+    await anyio.to_thread.run_sync(check, path, abandon_on_cancel=True)
 
 
-def _maps_there(directory: Path) -> None:
-    """Raise HiveError if the maps' pins are missing: a restart would begin with empty maps."""
+def _check_maps(directory: Path) -> None:
+    """Raise HiveError if the pinned maps are missing: a restart would begin with empty maps."""
     if not directory.is_dir():
         raise HiveError(f"{directory}: the maps' pins are missing; is the bpf file system still mounted?")
 
 
-def _room_left(directory: Path) -> None:
+def _check_state_directory(directory: Path) -> None:
     """Raise HiveError if endpoints cannot be saved."""
     try:
         found = os.statvfs(directory)
@@ -176,27 +178,27 @@ def _room_left(directory: Path) -> None:
         raise HiveError(f"{directory}: no space left; pods cannot be added")
 
 
-# How the agent is, in one value: what GET /healthz on the socket and port 9879 both answer.
+# The agent's status, which GET /healthz on the socket and on port 9879 return.
 
 State = Literal["Ok", "Warning", "Failure", "Disabled"]
 
-WELL: Final[frozenset[State]] = frozenset({"Ok", "Disabled"})
+HEALTHY: Final[frozenset[State]] = frozenset({"Ok", "Disabled"})
 
 CNI_CONFIG_MODULE = "cni-config"
-"""Id of the module without which the node gets no pods. Its jobs, below it, only watch."""
+"""Id of the module that writes the CNI configuration; failures of its jobs do not count."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """A part outside of the agent; if it fails, so does the agent's status."""
+    """An external dependency, such as the key-value store; its failure is the agent's."""
 
     title: str
-    """Its title in the status."""
+    """Its name in the status."""
     state: Callable[[], tuple[State, str]]
-    """Its state, and the error."""
+    """Returns its state and the error."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """The verdict on the agent, with its inputs."""
+    """The agent's status and its inputs."""
 
     state: State
     message: str
@@ -204,18 +206,18 @@ class AgentStatus(msgspec.Struct, frozen=True):
     modules: tuple[HealthStatus, ...]
     """Health of all modules, in the order of the tree."""
     cni_config: HealthStatus | None
-    """The last report of the writer of the CNI configuration file; None without one."""
+    """Health of the writer of the CNI configuration file; None without one."""
     controllers: tuple[ControllerState, ...] = ()
     """By name."""
     stale: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Probes without an answer, and since when (Unix seconds)."""
+    """Stale probes, and the start of their runs in Unix seconds."""
     outside: bool = False
-    """Whether only a part outside of the agent has failed."""
+    """Whether only an external dependency has failed."""
 
     @property
     def serves(self) -> bool:
-        """Whether a probe should succeed: the state is Ok or Disabled, or a restart would not help."""
-        return self.state in WELL or self.outside
+        """Whether the kubelet's probe succeeds: the state is Ok or Disabled, or a restart would not help."""
+        return self.state in HEALTHY or self.outside
 
     @property
     def degraded(self) -> tuple[HealthStatus, ...]:
@@ -224,7 +226,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     @property
     def uncontrolled(self) -> tuple[HealthStatus, ...]:
-        """Degraded modules with failures that no controller shows."""
+        """Degraded modules that do not belong to a controller."""
         listed = {controller.name for controller in self.controllers}
         return tuple(
             module
@@ -239,18 +241,18 @@ def agent_status(
     stale: Mapping[str, float] | None = None,
     dependencies: Iterable[Dependency] = (),
 ) -> AgentStatus:
-    """The verdict from these modules and the agent's dependencies.
+    """Compute the status from the health of modules, controllers, probes and dependencies.
 
-    The first reason counts, in Cilium's order: a probe without an answer, as nothing is certain then; the
-    key-value store; a CNI configuration that cannot be written, as the node then gets no pods. Any other
-    degraded module is listed, but restarting the agent would not help: the state stays Ok.
+    The first failure decides, in Cilium's order: a stale probe, as other data may be stale; the key-value
+    store; a CNI configuration that cannot be written, as the node then gets no pods. Other degraded modules
+    are listed, but restarting the agent would not help: the state stays Ok.
     """
     listed = tuple(modules)
     cni = [module for module in listed if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE]
     failed = next((module for module in cni if module.level == "degraded"), None)
-    spoken = failed or next((module for module in cni if module.level != "unknown"), None)
+    cni_status = failed or next((module for module in cni if module.level != "unknown"), None)
     unready = next(
-        ((one.title, *found) for one in dependencies if (found := one.state())[0] not in WELL), None
+        ((one.title, *found) for one in dependencies if (found := one.state())[0] not in HEALTHY), None
     )
     state: State = "Ok"
     message = ""
@@ -262,11 +264,11 @@ def agent_status(
     elif failed is not None:
         state, message = "Failure", f"Could not write CNI config file: {failed.message or failed.error}"
     outside = unready is not None and not stale and failed is None
-    return AgentStatus(state, message, listed, spoken, controllers, dict(stale or {}), outside)
+    return AgentStatus(state, message, listed, cni_status, controllers, dict(stale or {}), outside)
 
 
 class StatusCollector:
-    """Computes the agent's status on demand; nothing is cached, as all of it is in memory."""
+    """Computes the agent's status on demand, without a cache: all inputs are in memory."""
 
     def __init__(
         self,
@@ -281,16 +283,16 @@ class StatusCollector:
         self._dependencies = dependencies
 
     def status(self) -> AgentStatus:
-        """The agent's present status."""
+        """Return the current status."""
         stale, modules = self._probes.stale, self._health.snapshot()
         return agent_status(modules, self._controllers.all(), stale, self._dependencies)
 
 
 @cache
 def agent_version() -> str:
-    """Version of the installed agent, ``0.0.0`` if it runs from an uninstalled tree.
+    """Return the version of the installed agent; ``0.0.0`` from a source tree.
 
-    From the name of the package's .dist-info, as importlib.metadata takes 20 ms and 2 MB to import.
+    Reads the name of the package's .dist-info, as importing importlib.metadata takes 20 ms and 2 MB.
     """
     for folder in sys.path:
         for found in Path(folder).glob("hive_agent-*.dist-info"):
@@ -313,17 +315,17 @@ class HealthServerSettings(Settings, frozen=True):
 class AgentReady(msgspec.Struct, frozen=True):
     """A barrier: all parts of a healthy agent have started.
 
-    The composition provides it from the parts that start last, so that probes succeed only after them.
+    Provided by the composition of the agent, from the parts that start last.
     """
 
 
 @after(AgentReady)
 class HealthServer:
-    """Answers ``/healthz`` with any method: 200 if the agent serves, otherwise 503; no body.
+    """Answers ``/healthz`` with any method: 200 if the agent serves, otherwise 503; without a body.
 
-    Unlike Cilium's, it answers 200 while only the key-value store has failed: the kubelet would kill the
-    agent, and a restart would not help. The API reports the failure. Without Kubernetes, the header
-    ``require-k8s-connectivity`` has no effect, so it is not read.
+    Differs from Cilium: 200 while only the key-value store has failed, as the kubelet would otherwise kill
+    the agent, and a restart would not help. The API reports the failure. The header
+    ``require-k8s-connectivity`` is not read.
     """
 
     def __init__(
@@ -351,7 +353,7 @@ class HealthServer:
             raise HiveError(
                 f"agent-health-port: this node has no loopback address ({' or '.join(self._hosts)})"
             )
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # Cancelled here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             for listener in listeners:
                 server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)
@@ -360,7 +362,7 @@ class HealthServer:
         self._log.info("serving health", addresses=", ".join(self._hosts), port=self._port)
 
     def _listen(self, host: str) -> socket.socket | None:
-        """A listener; None if the node has no such address."""
+        """Create a listener; None if the node does not have the address."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server((host, self._port), family=family)
@@ -385,7 +387,7 @@ class HealthServer:
 
 cell = module(
     "health",
-    "The agent's status, and the port that probes ask",
+    "The agent's status, and the port for the kubelet's probes",
     config(HealthServerSettings),
     provide(maps_probe, state_probe, Probes, StatusCollector, HealthServer),
     invoke(HealthServer),

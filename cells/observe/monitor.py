@@ -1,11 +1,10 @@
-"""The monitor socket: events of packets, requests and the agent for clients on the node.
+"""The monitor socket: forwards events of packets, requests and the agent to clients on the node.
 
-Edge: forwards undecoded events to every client of ``<state-dir>/monitor1_2.sock``. The table
-      ``monitor-clients`` has the connected clients.
-Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets over it. While no client is
-      connected, nothing is read from the datapath.
+Sends undecoded events to every client of ``<state-dir>/monitor1_2.sock``, such as ``cilium-dbg monitor`` and
+``hive monitor``; the table ``monitor-clients`` lists the clients. Without clients, nothing is read from the
+datapath.
 
-Settings: enable-monitor.
+Source: Cilium 1.17, pkg/monitor/agent. Setting: enable-monitor.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 
-# What travels over the monitor socket: Go's gob encoding of one struct.
+# The protocol of the monitor socket: Go's gob encoding of one struct.
 #
 # Source: Go's package encoding/gob; Cilium 1.17, version 1.2 of the monitor's protocol: the server sends the
 #         type ``Payload{Data []byte; CPU int; Lost uint64; Type int}`` once, then a value for each event; the
@@ -46,12 +45,12 @@ __all__ = [
 SAMPLE: Final = 9
 LOST: Final = 2
 _TYPE_ID: Final = 66
-_LONGEST: Final = 1 << 20
-"""Maximum length of a message; an event is shorter than 1 KiB."""
+_MAX_MESSAGE: Final = 1 << 20
+"""Maximum length of a received message; events are shorter than 1 KiB."""
 
 
 class MonitorProtocolError(ValueError):
-    """Received data is not the protocol of a monitor."""
+    """Received data does not conform to the monitor's protocol."""
 
 
 def _string(text: str) -> bytes:
@@ -62,10 +61,9 @@ _FIELDS: Final = (("Data", BYTES), ("CPU", INT), ("Lost", UINT), ("Type", INT))
 
 
 def _definition() -> bytes:
-    """The definition of a type: a wireType, of which the third field, a structType, has names and types of
-    fields.
+    """Return the gob definition of Payload, as a wireType with a structType (its third field).
 
-    Each number before a value is the distance to the previous field's number; 0 ends a struct.
+    Each value is preceded by the distance from the previous field's number; 0 ends a struct.
     """
     fields = b"".join(b"\1" + _string(name) + b"\1" + int_bytes(kind) + b"\0" for name, kind in _FIELDS)
     common = b"\1" + _string("Payload") + b"\1" + int_bytes(_TYPE_ID) + b"\0"
@@ -73,7 +71,7 @@ def _definition() -> bytes:
 
 
 PREFACE: Final = message(_definition())
-"""The type definitions at the beginning of a connection."""
+"""The type definition, sent at the beginning of a connection."""
 
 _VALUE: Final = int_bytes(_TYPE_ID)
 _SAMPLE_END: Final = int_bytes(SAMPLE) + b"\0"
@@ -81,7 +79,7 @@ _LOST_END: Final = b"\1" + int_bytes(LOST) + b"\0"
 
 
 def encode(event: Sample | Lost) -> bytes:
-    """One event as a message; fields with zero values are left out, as gob does."""
+    """Encode an event as a message; fields with zero values are omitted, as in gob."""
     if isinstance(event, Sample):
         cpu = b"\1" + int_bytes(event.cpu) + b"\2" if event.cpu else b"\3"
         content = _VALUE + b"\1" + uint_bytes(len(event.data)) + event.data + cpu + _SAMPLE_END
@@ -92,21 +90,24 @@ def encode(event: Sample | Lost) -> bytes:
 
 
 class Payloads:
-    """Parses data from a monitor, in pieces of any size."""
+    """A parser of the monitor's stream, for input of any size."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._buffer = b""
         self._started = False
 
     def feed(self, data: bytes) -> Iterator[Sample | Lost]:
-        """The complete events so far. Raises GobError; payloads of other types are ignored."""
-        self._rest += data
+        """Yield the events that are complete so far. Raises MonitorProtocolError.
+
+        Payloads of other types are ignored.
+        """
+        self._buffer += data
         position = 0
-        while (found := _length(self._rest, position)) is not None:
+        while (found := _length(self._buffer, position)) is not None:
             start, size = found
-            if len(self._rest) < start + size:
+            if len(self._buffer) < start + size:
                 break
-            message = self._rest[start : start + size]
+            message = self._buffer[start : start + size]
             position = start + size
             if not self._started:
                 if message != _definition():
@@ -116,16 +117,16 @@ class Payloads:
                 self._started = True
             elif (event := _event(message)) is not None:
                 yield event
-        self._rest = self._rest[position:]
+        self._buffer = self._buffer[position:]
 
 
 def _length(data: bytes, position: int) -> tuple[int, int] | None:
-    """Start and length of a message; None if it is incomplete."""
+    """Return start and length of a message; None if its length is incomplete."""
     try:
         size, start = _read_uint(data, position)
     except IndexError:
         return None
-    if size > _LONGEST:
+    if size > _MAX_MESSAGE:
         raise MonitorProtocolError(f"a message of {size} bytes")
     return start, size
 
@@ -137,11 +138,11 @@ def _event(message: bytes) -> Sample | Lost | None:
             raise MonitorProtocolError(f"a value of an unknown type, number {kind}")
         data, numbers = _read_fields(message, position)
     except IndexError:
-        raise MonitorProtocolError("a message that ends too early") from None
-    cpu, lost, what = (numbers.get(field, 0) for field in (1, 2, 3))
-    if what >> 1 == SAMPLE:
+        raise MonitorProtocolError("truncated message") from None
+    cpu, lost, kind = (numbers.get(field, 0) for field in (1, 2, 3))
+    if kind >> 1 == SAMPLE:
         return Sample(cpu >> 1, data)
-    return Lost(lost, cpu >> 1) if what >> 1 == LOST else None
+    return Lost(lost, cpu >> 1) if kind >> 1 == LOST else None
 
 
 def _read_fields(message: bytes, position: int) -> tuple[bytes, dict[int, int]]:
@@ -164,7 +165,7 @@ def _read_fields(message: bytes, position: int) -> tuple[bytes, dict[int, int]]:
 
 
 def _read_uint(data: bytes, position: int) -> tuple[int, int]:
-    """A number, and where it ends. IndexError if it is incomplete."""
+    """Return a number and the position after it. Raises IndexError if it is incomplete."""
     first = data[position]
     if first < 128:
         return first, position + 1
@@ -174,19 +175,19 @@ def _read_uint(data: bytes, position: int) -> tuple[int, int]:
     return int.from_bytes(data[position + 1 : end], "big"), end
 
 
-# Sends events to everybody who is connected.
+# Forwarding of events to all connected clients.
 #
 # Source: Cilium 1.17, the monitor's socket of protocol version 1.2.
 
 SOCKET: Final = "monitor1_2.sock"
-MOST_CLIENTS: Final = 64
-"""Maximum number of clients; a further one is closed at once.
+MAX_CLIENTS: Final = 64
+"""Maximum number of clients; further connections are closed at once.
 
-Each costs a queue of events and a send buffer.
+Each client has a queue of events and a send buffer.
 """
-IN_FLIGHT: Final = 64 * 1024
-"""Bytes that are passed to a connection until it has sent them; later events wait in its queue."""
-_QUIET: Final = 60.0  # seconds between two lines in the log about too many clients
+WRITE_BATCH: Final = 64 * 1024
+"""Bytes written to a connection at once; later events wait in the queue until these are sent."""
+_WARN_INTERVAL: Final = 60.0  # seconds between two warnings about too many clients
 
 
 class MonitorSettings(Settings, frozen=True):
@@ -197,22 +198,22 @@ class MonitorSettings(Settings, frozen=True):
 
 
 class MonitorClient(msgspec.Struct, frozen=True):
-    """A row of the table ``monitor-clients``: a program that watches events."""
+    """A row of the table ``monitor-clients``: a connected client."""
 
     number: int
-    """Counted from the agent's start."""
+    """Sequence number since the agent's start."""
     pid: int
-    """0 if the process is in a namespace that the agent does not see."""
+    """0 if the process is in a PID namespace that the agent cannot see."""
     uid: int
 
 
 def monitor_clients() -> Table[int, MonitorClient]:
-    """The table ``monitor-clients``, by number."""
+    """Create the table ``monitor-clients``, by number."""
     return Table("monitor-clients", key=lambda row: row.number)
 
 
 class Monitor:
-    """Serves the monitor socket at ``path`` while the agent runs."""
+    """Serves the monitor socket at ``path``."""
 
     def __init__(
         self,
@@ -230,8 +231,8 @@ class Monitor:
         self._events = events
         self._log = log
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._quiet_until = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._no_warning_until = 0.0
         self.enabled = settings.enable_monitor
         """Whether the socket is served."""
         if self.enabled:
@@ -240,11 +241,11 @@ class Monitor:
     @property
     def watchers(self) -> int:
         """Number of connected clients."""
-        return len(self._serving)
+        return len(self._tasks)
 
     async def _start(self) -> None:
         listener = listen(self.path, group="cilium")
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # Cancelled here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
 
@@ -253,21 +254,21 @@ class Monitor:
             return
         self.path.unlink(missing_ok=True)
         self._server.close()
-        for client in self._serving:
+        for client in self._tasks:
             client.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until either side disconnects."""
+        """Serve a client until either side disconnects."""
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("asyncio accepts in a task")
-        if len(self._serving) >= MOST_CLIENTS:
-            self._turn_away(writer)
+            raise RuntimeError("asyncio did not accept the connection in a task")
+        if len(self._tasks) >= MAX_CLIENTS:
+            self._reject(writer)
             return
-        self._serving.add(task)
+        self._tasks.add(task)
         number = next(self._numbers)
         self.clients.put(_client(number, writer))
         try:
@@ -277,21 +278,21 @@ class Monitor:
                     await _send(writer, subscription)
                     tasks.cancel_scope.cancel()
         except* (ConnectionError, asyncio.CancelledError):
-            pass  # the client has disconnected, or we stop: no caller waits for this connection any more
+            pass  # the client has disconnected, or the agent stops
         except* HiveError as errors:
             reason = "; ".join(map(str, errors.exceptions))
-            self._log.warning("events cannot be read from the datapath", error=reason)
+            self._log.warning("perf event buffers cannot be read", error=reason)
         finally:
-            self._serving.discard(task)
+            self._tasks.discard(task)
             self.clients.delete(number)
             writer.close()
 
-    def _turn_away(self, writer: asyncio.StreamWriter) -> None:
+    def _reject(self, writer: asyncio.StreamWriter) -> None:
         writer.close()
         now = anyio.current_time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _QUIET
-            self._log.warning("too many clients of the monitor: refusing one", clients=MOST_CLIENTS)
+        if now >= self._no_warning_until:
+            self._no_warning_until = now + _WARN_INTERVAL
+            self._log.warning("too many monitor clients, connection rejected", clients=MAX_CLIENTS)
 
 
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -313,21 +314,21 @@ async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> Non
 
 
 def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
-    """Events as messages, IN_FLIGHT bytes at a time."""
+    """Encode events, and yield them in pieces of about WRITE_BATCH bytes."""
     messages: list[bytes] = []
     size = 0
     for event in batch:
         message = encode(event)
         messages.append(message)
         size += len(message)
-        if size >= IN_FLIGHT:
+        if size >= WRITE_BATCH:
             yield b"".join(messages)
             messages, size = [], 0
     yield b"".join(messages)
 
 
 async def _until_disconnected(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
-    """Read, to notice the client's disconnect; clients send nothing."""
+    """Read until the client disconnects; clients send nothing."""
     while await reader.read(4096):
         pass
     scope.cancel()
@@ -342,7 +343,7 @@ def monitor(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Monitor:
-    """The node's monitor socket."""
+    """Create the node's monitor."""
     return Monitor(agent.state_dir / SOCKET, settings, clients, events, lifecycle, log)
 
 

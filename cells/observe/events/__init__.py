@@ -1,8 +1,7 @@
 """Events of packets, requests and the agent, as typed records: drops, traces, policy verdicts and others.
 
-Source: reads the perf event array cilium_events and passes every record to the subscribers, which decode it.
-Why:    a dropped packet must be explainable while it happens, and cost nothing without a reader: the buffers
-        exist only while there is a subscriber.
+Reads the perf event array cilium_events while there are subscribers (monitor, Hubble), and passes undecoded
+events to them. Without subscribers there are no buffers, and events cost nothing.
 
     with events.subscribe() as subscription:
         async for batch in subscription:
@@ -103,7 +102,7 @@ __all__ = [
 
 # Settings of the events cell.
 
-MOST_PAGES: Final = 1 << 14
+MAX_PAGES: Final = 1 << 14
 
 
 class EventsSettings(Settings, frozen=True):
@@ -117,71 +116,71 @@ class EventsSettings(Settings, frozen=True):
 
     def faults(self) -> Iterator[str]:
         pages = self.monitor_num_pages
-        if not 1 <= pages <= MOST_PAGES or pages & (pages - 1):
-            yield f"monitor-num-pages={pages}: expected a power of two, 1 to {MOST_PAGES}"
+        if not 1 <= pages <= MAX_PAGES or pages & (pages - 1):
+            yield f"monitor-num-pages={pages}: expected a power of two, 1 to {MAX_PAGES}"
 
 
-# Who wants to hear of packets, and what each has not read yet.
+# Subscriptions, each with a queue of events.
 
 
 class Subscription:
-    """The events of one subscriber: iterate over it in one task; each step returns all events since the last.
+    """The events of one subscriber: iterate in one task; each step returns all queued events.
 
-    The iteration ends when the agent stops. Events that do not fit into the queue are lost; a Lost marks the
-    place, and ``lost`` counts them all, including those that the kernel lost during the subscription.
+    The iteration ends when the agent stops. Events that do not fit into the queue are lost: a Lost event
+    marks the place, and ``lost`` counts them, including those that the kernel lost.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, queue_size: int) -> None:
         self.lost = 0
-        self._room = room
-        self._waiting: list[Sample | Lost] = []
-        self._missing = 0
+        self._queue_size = queue_size
+        self._queue: list[Sample | Lost] = []
+        self._unreported_lost = 0
         self._changed = anyio.Event()
-        self._over = False
+        self._stopped = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Sample | Lost]:
-        while not self._waiting:
-            if self._over:
+        while not self._queue:
+            if self._stopped:
                 raise StopAsyncIteration
             self._changed = anyio.Event()
             await self._changed.wait()
-        taken, self._waiting = self._waiting, []
-        if self._missing:
-            taken.append(Lost(self._missing))
-            self._missing = 0
-        return taken
+        events, self._queue = self._queue, []
+        if self._unreported_lost:
+            events.append(Lost(self._unreported_lost))
+            self._unreported_lost = 0
+        return events
 
     def publish(self, event: Sample | Lost) -> None:
         """Queue an event, or count it as lost."""
         if isinstance(event, Lost):
             self.lost += event.count
-        if len(self._waiting) >= self._room:
-            self._miss(event)
+        if len(self._queue) >= self._queue_size:
+            self._count_lost(event)
             return
-        self._waiting.append(event)
+        self._queue.append(event)
         self._changed.set()
 
-    def _miss(self, event: Sample | Lost) -> None:
+    def _count_lost(self, event: Sample | Lost) -> None:
         if isinstance(event, Lost):
-            self._missing += event.count
+            self._unreported_lost += event.count
         else:
-            self._missing += 1
+            self._unreported_lost += 1
             self.lost += 1
 
     def end(self) -> None:
         """End the iteration after the queued events."""
-        self._over = True
+        self._stopped = True
         self._changed.set()
 
 
 class Events:
     """The datapath's packet events, for any number of subscribers.
 
-    The buffers are attached with the first subscriber and removed with the last: without them, events cost
-    nothing here and the datapath one failing call each.
+    The first subscriber attaches the buffers, and the last detaches them: without buffers, each event costs
+    the datapath one failing call.
     """
 
     def __init__(self, settings: EventsSettings, maps: Maps, lifecycle: Lifecycle) -> None:
@@ -191,21 +190,21 @@ class Events:
         self._maps = maps
         self._reader: Reader | None = None
         self._subscriptions: list[Subscription] = []
-        self._over = False
+        self._stopped = False
         lifecycle.append(Hook("offer events", self._start, self._stop))
 
     @contextmanager
-    def subscribe(self, room: int | None = None) -> Iterator[Subscription]:
-        """Receive all events from now on, with a queue of ``room`` events (default: monitor-queue-size).
+    def subscribe(self, queue_size: int | None = None) -> Iterator[Subscription]:
+        """Subscribe to all events from now on, with a queue of ``queue_size`` events.
 
-        Synchronous, from the event loop. Raises HiveError if the kernel provides no buffers. Another reader
-        of cilium_events, such as ``bpftool map event_pipe``, competes with this one: the last to attach
-        receives the events.
+        Synchronous, on the event loop. Raises HiveError if the kernel provides no buffers. Another reader of
+        cilium_events, such as ``bpftool map event_pipe``, replaces this one: the last to attach receives the
+        events.
         """
-        subscription = Subscription(room or self._settings.monitor_queue_size)
-        if self._reader is None and not self._over:
+        subscription = Subscription(queue_size or self._settings.monitor_queue_size)
+        if self._reader is None and not self._stopped:
             self._reader = Reader(self._maps.events, self._settings.monitor_num_pages, self._publish)
-        if self._over:
+        if self._stopped:
             subscription.end()
         self._subscriptions.append(subscription)
         try:
@@ -221,7 +220,7 @@ class Events:
         return bool(self._subscriptions)
 
     def publish(self, data: bytes) -> None:
-        """Publish an event that the agent itself has observed."""
+        """Publish an event of the agent itself."""
         self._publish(Sample(0, data))
 
     def _publish(self, event: Sample | Lost) -> None:
@@ -234,29 +233,29 @@ class Events:
             self._reader = None
 
     async def _start(self) -> None:
-        self._over = False
+        self._stopped = False
 
     async def _stop(self) -> None:
-        self._over = True
+        self._stopped = True
         self._close()
         for subscription in self._subscriptions:
             subscription.end()
 
 
-# Packets dropped and forwarded, as Cilium's metrics.
+# Metrics of dropped and forwarded packets.
 #
 # Source: Cilium 1.17, cilium_drop_count_total and others, from the map cilium_metrics.
 
 _DIRECTIONS: Final = {METRIC_INGRESS: "INGRESS", METRIC_EGRESS: "EGRESS", METRIC_SERVICE: "SERVICE"}
 _INVALID: Final = 2
-"""The only reason below 130 for which a packet is dropped."""
+"""The only drop reason below 130."""
 _FIRST_DROP: Final = 130
 
 Counts = Iterable[tuple[MetricsKey, MetricsValue]]
 
 
 def packet_metrics(maps: Maps) -> Member[Collector]:
-    """Dropped and forwarded packets as metrics; a thread reads the map."""
+    """Provide dropped and forwarded packets as metrics; a thread reads the map."""
 
     async def collect() -> Iterable[MetricFamily]:
         return list(counted(await to_thread.run_sync(_read, maps.metrics.id)))
@@ -270,7 +269,7 @@ def _read(map_id: int) -> list[tuple[MetricsKey, MetricsValue]]:
 
 
 def counted(counts: Counts) -> Iterator[MetricFamily]:
-    """Sums over places in the datapath's source, and over all reasons to forward."""
+    """Sum the counters over source files and lines, and over all reasons of forwarding."""
     dropped: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     forwarded: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     for key, value in counts:

@@ -1,6 +1,6 @@
 """Go's gob encoding of nested structs: a message for each type, then one for the value.
 
-Source: Go's package encoding/gob.
+The monitor protocol and access log records use it. Source: Go's package encoding/gob.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = [
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 """gob's own types, by number."""
 OPAQUE = 6
-"""The field of a wireType for types that encode themselves as bytes (encoding.BinaryMarshaler)."""
+"""Field of a wireType for types that encode themselves (encoding.BinaryMarshaler)."""
 
 
 class GobError(ValueError):
-    """Received data is not gob, or has unsupported types."""
+    """Received data is not valid gob, or has unsupported types."""
 
 
 class Type(msgspec.Struct, frozen=True):
-    """A type by name: a struct of ``fields``, a slice of ``of``, a map from text to ``of``, or bytes."""
+    """A gob type: a struct of ``fields``, a slice of ``of``, a map from string to ``of``, or opaque bytes."""
 
     name: str
     fields: Mapping[str, int] | None = None
@@ -44,12 +44,12 @@ class Type(msgspec.Struct, frozen=True):
 
     @property
     def form(self) -> int:
-        """The number of the field of a wireType that defines such a type."""
+        """Number of the wireType's field that defines such a type."""
         return 3 if self.fields is not None else 4 if self.by_text else 2 if self.of else OPAQUE
 
 
 _COMMON, _FIELD, _FIELDS, _ARRAY, _SLICE, _STRUCT, _MAP, _OPAQUE, _WIRE = range(-9, 0)
-_OWN: Final[dict[int, Type]] = {  # of wireType, by which definitions are read
+_BUILTIN_TYPES: Final[dict[int, Type]] = {  # the types of type definitions
     _COMMON: Type("CommonType", {"Name": STRING, "Id": INT}),
     _FIELD: Type("fieldType", {"Name": STRING, "Id": INT}),
     _FIELDS: Type("[]fieldType", of=_FIELD),
@@ -91,7 +91,7 @@ def _define(number: int, kind: Type) -> bytes:
         wire = {"SliceT": {"CommonType": common, "Elem": kind.of}}
     else:
         wire = {"BinaryMarshalerT": {"CommonType": common}}
-    return _write(_OWN, _WIRE, wire)
+    return _write(_BUILTIN_TYPES, _WIRE, wire)
 
 
 def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
@@ -101,7 +101,9 @@ def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
     if of is None or of.form == OPAQUE:
         data = value.encode() if isinstance(value, str) else value
         return uint_bytes(len(data)) + data
-    if of.fields is not None:  # those that are zero are left out; before each, how many fields further it is
+    if (
+        of.fields is not None
+    ):  # zero fields are omitted; each field is preceded by the distance from the last one
         found, last = b"", -1
         for position, (name, inner) in enumerate(of.fields.items()):
             if one := value.get(name):
@@ -115,8 +117,8 @@ def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The first value, a struct, by names of its fields. Raises GobError."""
-    types = dict(_OWN)
+    """Decode the first value, a struct, to a dict by field names. Raises GobError."""
+    types = dict(_BUILTIN_TYPES)
     position = 0
     try:
         while True:
@@ -129,7 +131,7 @@ def decode(data: bytes) -> dict[str, Any]:
                 return dict(value)
             types[-number] = _defined(_read(types, _WIRE, message, start)[0])
     except (IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise GobError(f"this is not gob: {error!r}") from None
+        raise GobError(f"invalid gob data: {error!r}") from None
 
 
 def _defined(wire: Mapping[str, Any]) -> Type:
@@ -143,7 +145,7 @@ def _defined(wire: Mapping[str, Any]) -> Type:
 
 
 def _read(types: Mapping[int, Type], kind: int, data: bytes, at: int) -> tuple[Any, int]:
-    """A value, and where it ends."""
+    """Read a value; return it and the position after it."""
     if kind == INT:
         return _read_int(data, at)
     if kind in (1, UINT):
@@ -151,7 +153,7 @@ def _read(types: Mapping[int, Type], kind: int, data: bytes, at: int) -> tuple[A
     if kind in (STRING, BYTES) or (kind in types and types[kind].form == OPAQUE):
         size, at = _read_uint(data, at)
         if at + size > len(data):
-            raise IndexError("a text that ends too early")
+            raise IndexError("truncated text")
         found = data[at : at + size]
         return (found if kind == BYTES else found.decode()), at + size
     of = types[kind]
@@ -181,12 +183,12 @@ def _read_struct(
 
 
 def message(content: bytes) -> bytes:
-    """The data after its length."""
+    """Prefix the data with its length."""
     return uint_bytes(len(content)) + content
 
 
 def uint_bytes(value: int) -> bytes:
-    """One byte below 128, otherwise the negated number of bytes and the bytes."""
+    """Encode an unsigned number: one byte below 128, else the negated byte count and the bytes."""
     if value < 128:
         return bytes((value,))
     size = (value.bit_length() + 7) // 8
@@ -194,7 +196,7 @@ def uint_bytes(value: int) -> bytes:
 
 
 def int_bytes(value: int) -> bytes:
-    """Shifted left, with the sign in the lowest bit."""
+    """Encode a signed number: shifted left, with the sign in the lowest bit."""
     return uint_bytes(~value << 1 | 1 if value < 0 else value << 1)
 
 
@@ -204,7 +206,7 @@ def _read_uint(data: bytes, at: int) -> tuple[int, int]:
         return first, at + 1
     end = at + 1 + 256 - first
     if end > len(data):
-        raise IndexError("a number that ends too early")
+        raise IndexError("truncated number")
     return int.from_bytes(data[at + 1 : end], "big"), end
 
 

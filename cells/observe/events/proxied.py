@@ -1,7 +1,7 @@
-"""Reports of proxies, requests and DNS lookups with their parties, as values and in Go's gob.
+"""Access log records of proxies: HTTP requests and DNS lookups, with their encoding in gob.
 
-Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog. Labels are a ``labels.LabelArray``, as in 1.17;
-        earlier versions had texts.
+The proxies create records, monitor and Hubble decode them. Source: Cilium 1.17, pkg/proxy/accesslog. Labels
+are a ``labels.LabelArray``, as in 1.17; earlier versions had strings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPES: Final = {
     LABELS: Type("LabelArray", of=LABEL),
     LABEL: Type("Label", {"Key": STRING, "Value": STRING, "Source": STRING}),
 }
-"""Types of a record's parties, by numbers that the record's own types do not use."""
+"""Types of a record's endpoints, by numbers that the record's own types do not use."""
 RECORD: Final = {
     "Type": STRING,
     "Timestamp": STRING,
@@ -37,11 +37,11 @@ RECORD: Final = {
     "Verdict": STRING,
     "TransportProtocol": UINT,
 }
-"""Fields of a ``LogRecord``; the fields of the protocol follow."""
+"""Fields of a ``LogRecord``, before the field of the protocol."""
 
 
 class Party(msgspec.Struct, frozen=True):
-    """The client or the server."""
+    """The client or the server of a record."""
 
     address: str
     port: int
@@ -49,11 +49,11 @@ class Party(msgspec.Struct, frozen=True):
     endpoint: int = 0
     """0 if it is not an endpoint of this node."""
     labels: tuple[str, ...] = ()
-    """Labels of the identity, sorted; empty if they are not known."""
+    """Labels of the identity, sorted; empty if unknown."""
 
 
 def party_value(party: Party) -> dict[str, Any]:
-    """A party for gob."""
+    """Return a party as EndpointInfo, to encode."""
     family = "IPv6" if ":" in party.address else "IPv4"
     return {
         "ID": party.endpoint,
@@ -67,7 +67,7 @@ def party_value(party: Party) -> dict[str, Any]:
 
 
 def read_party(party: dict[str, Any]) -> Party:
-    """A party from gob."""
+    """Return the party of a decoded EndpointInfo."""
     address = party.get("IPv4") or party.get("IPv6", "")
     labels = (
         Label(one.get("Source", ""), one.get("Key", ""), one.get("Value", ""))
@@ -100,19 +100,19 @@ _TYPES: Final = {
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, or its answer."""
+    """An HTTP request or its response."""
 
     answer: bool
     time: str
     """RFC 3339, with nanoseconds."""
     ingress: bool
-    """Whether the server's policy was applied; otherwise the client's."""
+    """Whether the server's ingress policy was enforced; otherwise the client's egress policy."""
     source: Party
     destination: Party
     verdict: str
     """Forwarded, Denied or Error."""
     code: int = 0
-    """The status of the answer."""
+    """Status code of the response."""
     method: str
     url: str
     protocol: str
@@ -120,7 +120,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_sample(record: RequestRecord) -> bytes:
-    """A request as an event."""
+    """Encode a request as an event."""
     ends = {"SourceEndpoint": record.source, "DestinationEndpoint": record.destination}
     value: dict[str, Any] = {
         "Type": "Response" if record.answer else "Request",
@@ -142,7 +142,7 @@ def request_sample(record: RequestRecord) -> bytes:
 
 
 def read_request(record: dict[str, Any]) -> RequestRecord | None:
-    """The record in an event; None if the event is not about HTTP."""
+    """Return the record of a decoded event; None if it is not HTTP."""
     request = record.get("HTTP")
     if request is None:
         return None
@@ -161,12 +161,12 @@ def read_request(record: dict[str, Any]) -> RequestRecord | None:
     )
 
 
-# Lookups of the DNS proxy: which client asked which server for which name, and the answer.
+# A DNS lookup: client, server, name and answer.
 #
 # Source: Cilium 1.17, LogRecordDNS of pkg/proxy/accesslog; of events of type 129 like requests.
 
 PROXY: Final = "proxy"
-"""The observation point of the packet."""
+"""The observation source."""
 NAMES: Final = {
     1: "A",
     2: "NS",
@@ -206,7 +206,7 @@ _LOOKUP_TYPES: Final = {
 
 
 class LookupRecord(msgspec.Struct, kw_only=True):
-    """A query, or its answer, which has the server as ``source``."""
+    """A DNS query or its response; a response has the server as ``source``."""
 
     answer: bool
     time: str
@@ -228,11 +228,11 @@ class LookupRecord(msgspec.Struct, kw_only=True):
     """Seconds, the minimum of all records."""
     aliases: tuple[str, ...] = ()
     answer_types: tuple[int, ...] = ()
-    """Types of the answer's records."""
+    """Types of the response's records."""
 
 
 def lookup_sample(record: LookupRecord) -> bytes:
-    """A lookup as an event."""
+    """Encode a lookup as an event."""
     ends = {"SourceEndpoint": record.source, "DestinationEndpoint": record.destination}
     value: dict[str, Any] = {
         "Type": "Response" if record.answer else "Request",
@@ -257,12 +257,12 @@ def lookup_sample(record: LookupRecord) -> bytes:
 
 
 def _go_address(text: str) -> bytes:
-    """An address as net.IP: 4 or 16 bytes."""
+    """Return an address as net.IP: 4 or 16 bytes."""
     return ip_address(text).packed
 
 
 def read_lookup(record: dict[str, Any]) -> LookupRecord | None:
-    """The record in an event; None if the event is not about DNS. Raises ValueError."""
+    """Return the record of a decoded event; None if it is not DNS. Raises ValueError."""
     lookup = record.get("DNS")
     if lookup is None:
         return None

@@ -1,4 +1,7 @@
-"""Reads all CPUs' buffers of a perf event array on the event loop."""
+"""Reads the perf ring buffers of all CPUs of a perf event array, on the event loop.
+
+``Events`` creates a Reader for its first subscriber. Source: perf_event_open(2).
+"""
 
 import asyncio
 import ctypes
@@ -18,8 +21,8 @@ from lifecycle import HiveError
 #
 # Source: perf_event_open(2), include/uapi/linux/perf_event.h, kernel/events/ring_buffer.c.
 #
-# The kernel writes and moves the head, we read and move the tail. When the buffer is full the kernel drops
-# what comes, counts it, and reports how much that was once it can write again.
+# The kernel writes records and advances the head; this process reads them and advances the tail. While the
+# buffer is full, the kernel drops and counts records, and later reports their number (PERF_RECORD_LOST).
 
 _NR_PERF_EVENT_OPEN: Final = {
     "x86_64": 298,
@@ -47,7 +50,7 @@ _syscall.restype = ctypes.c_long
 
 
 class RingError(HiveError):
-    """The kernel provides no buffer for a CPU; ``errno`` has the reason."""
+    """The kernel provides no perf buffer for a CPU; ``errno`` is the reason."""
 
     def __init__(self, code: int, cpu: int) -> None:
         super().__init__(f"cannot read the datapath's events of CPU {cpu}: {os.strerror(code)}")
@@ -55,7 +58,7 @@ class RingError(HiveError):
 
 
 def online_cpus() -> list[int]:
-    """Numbers of the online CPUs."""
+    """Return the numbers of the online CPUs."""
     cpus: list[int] = []
     for part in Path("/sys/devices/system/cpu/online").read_text(encoding="ascii").strip().split(","):
         first, _, last = part.partition("-")
@@ -64,7 +67,7 @@ def online_cpus() -> list[int]:
 
 
 class Ring:
-    """A buffer of ``pages`` pages (a power of two) for the output of eBPF programs on one CPU."""
+    """A perf ring buffer of ``pages`` pages (a power of two) for the output of eBPF programs on one CPU."""
 
     def __init__(self, cpu: int, pages: int) -> None:
         self.cpu = cpu
@@ -81,33 +84,33 @@ class Ring:
         whole.release()
 
     def close(self) -> None:
-        """Release the buffer."""
+        """Unmap and close the buffer."""
         self._ends.release()
         self._data.release()
         self._memory.close()
         os.close(self.fd)
 
-    def read(self, most: int) -> list[bytes | int]:
-        """Read at most ``most`` records, oldest first: the bytes of a sample, or the number of lost samples.
+    def read(self, limit: int) -> list[bytes | int]:
+        """Read at most ``limit`` records, oldest first: the bytes of a sample, or a number of lost samples.
 
-        Fewer than ``most`` means that the buffer was empty; the descriptor becomes readable when it is not.
+        Fewer than ``limit``: the buffer was empty; its descriptor becomes readable with the next record.
         """
         head, tail = self._ends
-        taken: list[bytes | int] = []
-        while tail != head and len(taken) < most:
-            kind, _, size = _HEADER.unpack(self._at(tail, _HEADER.size))
-            record = self._at(tail + _HEADER.size, size - _HEADER.size)
+        records: list[bytes | int] = []
+        while tail != head and len(records) < limit:
+            kind, _, size = _HEADER.unpack(self._bytes_at(tail, _HEADER.size))
+            record = self._bytes_at(tail + _HEADER.size, size - _HEADER.size)
             tail += size
             if kind == _RECORD_SAMPLE:
                 (length,) = _RAW_SIZE.unpack_from(record)
-                taken.append(record[_RAW_SIZE.size : _RAW_SIZE.size + length])
+                records.append(record[_RAW_SIZE.size : _RAW_SIZE.size + length])
             elif kind == _RECORD_LOST:
-                taken.append(_LOST.unpack_from(record)[1])
+                records.append(_LOST.unpack_from(record)[1])
         self._ends[1] = tail
-        return taken
+        return records
 
-    def _at(self, position: int, length: int) -> bytes:
-        """Bytes at a position, counted from the first byte ever written; the buffer wraps around."""
+    def _bytes_at(self, position: int, length: int) -> bytes:
+        """Return bytes at a position, counted from the first byte ever written; the buffer wraps."""
         start = position % self._size
         first = bytes(self._data[start : start + length])
         return first if len(first) == length else first + bytes(self._data[: length - len(first)])
@@ -115,28 +118,31 @@ class Ring:
 
 def _open(cpu: int) -> int:
     size = _ATTR.size
-    # Wake the reader for each event: one that comes alone must not wait for others.
+    # Wake the reader for each event (wakeup_events=1), without waiting for more.
     attr = _ATTR.pack(_TYPE_SOFTWARE, size, _COUNT_BPF_OUTPUT, 1, _SAMPLE_RAW, 0, 0, 1, 0, 0)
-    number, everyone, no_group = (ctypes.c_long(n) for n in (_NR_PERF_EVENT_OPEN, -1, -1))
-    fd: int = _syscall(number, attr, everyone, ctypes.c_long(cpu), no_group, ctypes.c_long(_CLOEXEC))
+    number, any_process, no_group = (ctypes.c_long(n) for n in (_NR_PERF_EVENT_OPEN, -1, -1))
+    fd: int = _syscall(number, attr, any_process, ctypes.c_long(cpu), no_group, ctypes.c_long(_CLOEXEC))
     if fd < 0:
         raise RingError(ctypes.get_errno(), cpu)
     return fd
 
 
-AT_ONCE: Final = 256
-"""Maximum number of records that are read from one buffer before other work: some two milliseconds."""
+MAX_RECORDS: Final = 256
+"""Maximum number of records read from one buffer before other tasks run: about two milliseconds."""
 
 
 class Reader:
-    """Attached to the map from its creation until it is closed. Belongs to the running event loop."""
+    """Attaches a ring buffer of each CPU to the map, and publishes their records until it is closed.
+
+    Belongs to the running event loop.
+    """
 
     def __init__(self, table: Map, pages: int, publish: Callable[[Sample | Lost], None]) -> None:
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._rings: list[Ring] = []
-        # Opened separately: the kernel removes the entries that were added through a descriptor when that
-        # is closed. So only ours are removed, also if the agent is killed.
+        # Use a separate descriptor: the kernel removes a perf event array's entries when the descriptor that
+        # added them is closed. So our entries are removed even if the agent is killed.
         self._table = map_by_id(table.id, writable=True)
         try:
             for cpu in online_cpus():
@@ -149,7 +155,7 @@ class Reader:
         try:
             ring = Ring(cpu, pages)
         except RingError as error:
-            if error.errno == errno.ENODEV:  # went offline meanwhile
+            if error.errno == errno.ENODEV:  # the CPU went offline
                 return
             raise
         self._rings.append(ring)
@@ -157,12 +163,12 @@ class Reader:
         self._loop.add_reader(ring.fd, self._drain, ring)
 
     def _drain(self, ring: Ring) -> None:
-        if ring not in self._rings:  # closed while this was waiting for its turn
+        if ring not in self._rings:  # closed before this callback ran
             return
-        taken = ring.read(AT_ONCE)
-        for each in taken:
+        records = ring.read(MAX_RECORDS)
+        for each in records:
             self._publish(Sample(ring.cpu, each) if isinstance(each, bytes) else Lost(each, ring.cpu))
-        if len(taken) == AT_ONCE:  # the kernel reports a buffer once, not for as long as it holds something
+        if len(records) == MAX_RECORDS:  # poll() reports a perf wakeup once, not while records remain
             self._loop.call_soon(self._drain, ring)
 
     def close(self) -> None:

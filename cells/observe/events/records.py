@@ -1,7 +1,7 @@
-"""Events of the datapath, the proxies and the agent as typed records, decoded from bytes.
+"""Decodes events of the datapath, the proxies and the agent to typed records.
 
 Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian;
-        pkg/monitor/api of the agent's notifications.
+pkg/monitor/api for the agent's notifications.
 """
 
 import struct
@@ -33,34 +33,34 @@ _OUTGOING: Final = 2  # of the two direction bits of a verdict, where 1 is in
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A packet was dropped. ``packet`` contains its first bytes, from the Ethernet header on."""
+    """A dropped packet; ``packet`` has its first bytes, from the Ethernet header on."""
 
     source: int
-    """The endpoint of the reporting program; 0 if unknown."""
+    """The endpoint of the program that reports; 0 if unknown."""
     hash: int
     """The kernel's flow hash, 0 if it has none."""
     reason: int
     """See reason_name()."""
     length: int
-    """Length of the packet, of which only the first bytes may be in ``packet``."""
+    """Length of the packet; ``packet`` may be shorter."""
     source_identity: int
     destination_identity: int
     destination: int
-    """The destination endpoint; 0 if there is none or it was not known yet."""
+    """The destination endpoint; 0 if unknown."""
     line: int
-    """Line in the datapath's source; 0 if it is not reported."""
+    """Line in the datapath's source; 0 if not reported."""
     file: int
     ext_error: int
-    """Error of the kernel, for reasons with one."""
+    """Error of the kernel, for some reasons."""
     ifindex: int
     packet: bytes
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """A packet passed an observation point of the datapath. ``packet`` contains its first bytes."""
+    """A packet at an observation point of the datapath; ``packet`` has its first bytes."""
 
     source: int
-    """The endpoint of the reporting program; 0 if none."""
+    """The endpoint of the program that reports; 0 if none."""
     hash: int
     point: int
     """See OBSERVATION_POINTS."""
@@ -70,11 +70,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     destination: int
     """The destination endpoint; 0 if none."""
     reason: int
-    """The state in conntrack: see TRACE_REASONS."""
+    """The conntrack state: see TRACE_REASONS."""
     encrypted: bool
     ipv6: bool
     ifindex: int
-    """The output device; 0 if the stack will choose it."""
+    """The output device; 0 if the network stack will choose it."""
     original_ip: IPv4Address | IPv6Address
     """The source address before translation; unspecified if it was not translated."""
     packet: bytes
@@ -89,44 +89,44 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     remote_identity: int
     verdict: int
-    """0 allow; above, the proxy's port; below, minus the drop reason."""
+    """0: allow; positive: the proxy port; negative: the negated drop reason."""
     port: int
-    """The destination port, or ICMP type, in the policy lookup."""
+    """The destination port or ICMP type of the policy lookup."""
     protocol: int
     egress: bool
     ipv6: bool
     match: int
-    """The kind of the matching entry: see MATCH_TYPES."""
+    """The type of the matching entry: see MATCH_TYPES."""
     audited: bool
-    """Whether the packet was forwarded against the verdict, as the endpoint is in audit mode."""
+    """Whether the packet was forwarded despite the verdict, in audit mode."""
     auth: int
     packet: bytes
 
 
 class TraceSock(msgspec.Struct, frozen=True, kw_only=True):
-    """A socket's call to a service was translated to a backend, or the reverse."""
+    """A socket-level translation of a service to a backend, or the reverse."""
 
     point: int
     """See SOCKET_POINTS."""
     address: IPv4Address | IPv6Address
-    """Address of the service or the backend at that point."""
+    """Address of the service or backend at this point."""
     port: int
     cookie: int
     """Cookie of the socket."""
     cgroup: int
-    """Id of the process's control group."""
+    """Id of the process's cgroup."""
     protocol: int
     """See SOCKET_PROTOCOLS."""
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """An undecoded event of an unknown type or version; up to 7 bytes of padding may follow it."""
+    """An undecoded event of an unknown type or version; up to 7 bytes of padding may follow."""
 
     data: bytes
 
 
 class AgentNotification(msgspec.Struct, frozen=True):
-    """A change in the agent."""
+    """A notification of the agent about a change."""
 
     kind: int
     """See NOTIFICATIONS."""
@@ -135,7 +135,7 @@ class AgentNotification(msgspec.Struct, frozen=True):
 
     @property
     def data(self) -> bytes:
-        """As an event."""
+        """The encoded event."""
         return bytes((NOTIFICATION,)) + gob.encode(_NOTIFICATION, {"Type": self.kind, "Text": self.text})
 
 
@@ -150,11 +150,12 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Events are missing before the next one."""
+    """Events were lost before the next one."""
 
     count: int
+    """Number of lost events."""
     cpu: int | None = None
-    """The CPU with the full buffer; None if the subscriber's own queue was full."""
+    """The CPU with a full buffer; None if the subscriber's queue was full."""
 
 
 Record = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | AgentNotification | Raw
@@ -162,7 +163,7 @@ Event = Record | Lost
 
 
 def decode(data: bytes) -> Record:
-    """The record in a sample. Never fails: what cannot be decoded becomes Raw.
+    """Decode a sample to a record; an invalid or unknown one becomes Raw.
 
     A drop of version 0, before Cilium 1.16, has the layout of version 1.
     """
@@ -275,4 +276,4 @@ _SIZES: Final = {
     VERDICT: _head.size + _verdict.size,
 }
 _IN_GOB: Final = {REQUEST: _read_request, NOTIFICATION: _read_notification}
-"""Types of events of the agent and its proxies."""
+"""Decoders of events in gob, of the agent and its proxies."""

@@ -1,4 +1,7 @@
-"""Events as lines of text: what happened and why, with source and destination."""
+"""Formats events as lines of text, with source, destination and reason; dissects packets.
+
+``hive monitor`` uses it. Source of the texts: Cilium 1.17, pkg/monitor/api.
+"""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address
@@ -18,7 +21,7 @@ from cells.observe.events.records import (
     Verdict,
 )
 
-# A packet taken apart: addresses, ports, flags; and the same in a few words.
+# Dissection of packets: addresses, ports, flags.
 
 _IPV4, _IPV6, _ARP = 0x0800, 0x86DD, 0x0806
 _TCP, _UDP, _ICMP, _ICMPV6, _SCTP = 6, 17, 1, 58, 132
@@ -27,17 +30,17 @@ _FLAGS: Final = ("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR")  # RFC 
 
 
 class Packet(msgspec.Struct, frozen=True):
-    """The readable part of a packet, which may be truncated anywhere."""
+    """The headers of a packet, which may be truncated anywhere."""
 
     source_mac: str
     destination_mac: str
     source: IPv4Address | IPv6Address | None = None
-    """None: not an IP packet."""
+    """None if it is not an IP packet."""
     destination: IPv4Address | IPv6Address | None = None
     protocol: str = ""
     """``tcp``, ``udp``, ``icmp``, ``icmpv6``, ``sctp``, ``protocol 47``; ``arp``; ``ethertype 0x88cc``."""
     ports: tuple[int, int] | None = None
-    """Source and destination; None if there are none, as in a later fragment."""
+    """Source and destination; None without ports, as in a later fragment."""
     detail: str = ""
     """TCP flags, or ICMP type and code."""
 
@@ -77,14 +80,14 @@ def _transport(protocol: int, body: bytes) -> tuple[tuple[int, int] | None, str]
 
 
 def protocol_text(packet: bytes) -> str:
-    """Like ``tcp SYN, ACK``. For a truncated packet, as much as is present."""
+    """Return protocol and flags, such as ``tcp SYN, ACK``; of a truncated packet, what it contains."""
     found = dissect(packet)
     if found is None:
         return "no packet" if not packet else f"[{packet.hex()}]"
     return f"{found.protocol} {found.detail}".rstrip()
 
 
-# What the numbers of the datapath mean: why packets were dropped, where they were seen, what matched.
+# Texts of the datapath's numbers: drop reasons, observation points, match types.
 #
 # Source: Cilium 1.17, pkg/monitor/api (the numbers and their texts are public); bpf/lib/reasons.h has ours.
 
@@ -100,7 +103,7 @@ FORWARD_REASONS: Final = {
     10: "Fragmented packet entry update failed",
     11: "Missed tail call to custom program",
 }
-"""Reasons below 128, under which packets are counted without being dropped."""
+"""Reasons below 128, which count packets that are not dropped."""
 
 DROP_REASONS: Final = {
     130: "Invalid source mac",
@@ -179,7 +182,7 @@ DROP_REASONS: Final = {
     203: "Endpoint policy program not available",
     204: "No Egress IP configured",
 }
-"""Reasons from 128 on, for which packets are dropped."""
+"""Reasons of drops, from 130 on."""
 
 OBSERVATION_POINTS: Final = {
     0: "to-endpoint",
@@ -195,10 +198,10 @@ OBSERVATION_POINTS: Final = {
     10: "from-network",
     11: "to-network",
 }
-"""Where the datapath observed a packet: the subtype of a trace event."""
+"""Observation points: the subtype of a trace event."""
 
 TRACE_REASONS: Final = {0: "new", 1: "established", 2: "reply", 3: "related", 5: "unknown"}
-"""The conntrack state in a trace event."""
+"""The conntrack state of a trace event."""
 
 MATCH_TYPES: Final = {
     0: "none",
@@ -209,16 +212,16 @@ MATCH_TYPES: Final = {
     5: "L3-Proto",
     6: "Proto-Only",
 }
-"""The kind of policy entry in a policy verdict."""
+"""The type of the policy entry in a policy verdict."""
 
 
 def reason_name(reason: int) -> str:
-    """The text for a reason of an event or of cilium_metrics; the number itself if it is unknown."""
+    """Return the text of a reason in an event or in cilium_metrics; its number if unknown."""
     return DROP_REASONS.get(reason) or FORWARD_REASONS.get(reason) or str(reason)
 
 
 SOCKET_POINTS: Final = {1: "pre-xlate-fwd", 2: "post-xlate-fwd", 3: "pre-xlate-rev", 4: "post-xlate-rev"}
-"""Where a socket event comes from."""
+"""Observation points of socket events."""
 
 SOCKET_PROTOCOLS: Final = {1: "tcp", 2: "udp"}
 
@@ -236,26 +239,26 @@ NOTIFICATIONS: Final = {
     11: "Service upserted",
     12: "Service deleted",
 }
-"""Kinds of the agent's notifications, in the words of Cilium's monitor."""
+"""Types of the agent's notifications, with the texts of Cilium's monitor."""
 
 
 class EventNames(Protocol):
-    """Names for the numbers in events; empty texts for unknown ones."""
+    """Resolves numbers in events to names; empty if unknown."""
 
     def endpoint(self, number: int, /) -> str:
-        """``namespace/name`` of an endpoint's pod."""
+        """Return ``namespace/name`` of an endpoint's pod."""
         ...
 
     def identity(self, number: int, /) -> str:
-        """Labels of an identity."""
+        """Return the labels of an identity."""
         ...
 
     def address(self, address: str, /) -> str:
-        """The pod, service or node that has an address."""
+        """Return the pod, service or node that has the address."""
         ...
 
 
-class _Numbers:
+class _NoNames:
     def endpoint(self, _number: int, /) -> str:
         return ""
 
@@ -266,12 +269,12 @@ class _Numbers:
         return ""
 
 
-NUMBERS: EventNames = _Numbers()
-"""EventNames without any name."""
+NUMBERS: EventNames = _NoNames()
+"""Resolves nothing: events are shown with numbers."""
 
 
 def event_text(event: Event, names: EventNames = NUMBERS) -> str:
-    """One line, without a line end."""
+    """Format an event as one line, without a newline."""
     match event:
         case Drop():
             return _drop_text(event, names)
@@ -288,7 +291,7 @@ def event_text(event: Event, names: EventNames = NUMBERS) -> str:
 
 
 def notification_name(notification: AgentNotification) -> str:
-    """The kind of a notification; its number if it is unknown."""
+    """Return the type of a notification; its number if unknown."""
     return NOTIFICATIONS.get(notification.kind, str(notification.kind))
 
 
@@ -297,14 +300,14 @@ def _other_text(event: AgentNotification | Lost | Raw) -> str:
         return f"agent, {notification_name(event)}: {event.text}"
     if isinstance(event, Raw):
         return f"unknown event of {len(event.data)} bytes: {event.data.hex()}"
-    slow = ": they are read too slowly" if event.cpu is None else f" on CPU {event.cpu}"
+    slow = ": the client reads too slowly" if event.cpu is None else f" on CPU {event.cpu}"
     return f"lost {event.count} events{slow}"
 
 
 def _trace_sock_text(event: TraceSock, names: EventNames) -> str:
     point = SOCKET_POINTS.get(event.point, "unknown")
     protocol = SOCKET_PROTOCOLS.get(event.protocol, "unknown")
-    end = _end(str(event.address), event.port, 0, 0, names)
+    end = _peer_text(str(event.address), event.port, 0, 0, names)
     return f"socket, {point}: {end} {protocol}, cgroup {event.cgroup}, cookie {event.cookie}"
 
 
@@ -312,7 +315,7 @@ def _drop_text(drop: Drop, names: EventNames) -> str:
     reason = reason_name(drop.reason)
     if drop.ext_error:
         reason = f"{reason}, {drop.ext_error}"
-    flow = _between(drop, names)
+    flow = _flow_of(drop, names)
     place = f", file {drop.file} line {drop.line}" if drop.line else ""
     at = f", at {_endpoint(drop.source, names)}" if drop.source else ""
     return f"drop, {reason}: {flow}{at}, ifindex {drop.ifindex}{place}, flow {drop.hash:#x}"
@@ -321,7 +324,7 @@ def _drop_text(drop: Drop, names: EventNames) -> str:
 def _trace_text(trace: Trace, names: EventNames) -> str:
     point = OBSERVATION_POINTS.get(trace.point, f"point {trace.point}")
     state = TRACE_REASONS.get(trace.reason, str(trace.reason))
-    flow = _between(trace, names)
+    flow = _flow_of(trace, names)
     encrypted = ", encrypted" if trace.encrypted else ""
     before = "" if trace.original_ip.is_unspecified else f", source was {trace.original_ip}"
     where = f", ifindex {trace.ifindex}" if trace.ifindex else ""
@@ -346,32 +349,32 @@ def _l7_text(record: RequestRecord | LookupRecord, names: EventNames) -> str:
     kind = "response" if record.answer else "request"
     sender, receiver = record.source, record.destination
     if isinstance(record, RequestRecord) and record.answer:
-        sender, receiver = receiver, sender  # the record has the client first, of answers too
+        sender, receiver = receiver, sender  # the client is the source in both directions
     ends = f"from {_party(sender, names)} to {_party(receiver, names)}"
     if isinstance(record, RequestRecord):
         code = f" => {record.code}" if record.code else ""
         return f"http {kind}, {record.verdict}: {ends} {record.method} {record.url}{code}"
-    asked = NAMES.get(record.type, f"TYPE{record.type}")
-    text = f"dns {kind}, {record.verdict}: {ends} {record.query} {asked}"
+    query_type = NAMES.get(record.type, f"TYPE{record.type}")
+    text = f"dns {kind}, {record.verdict}: {ends} {record.query} {query_type}"
     if record.answer:
         text += f" => {','.join(record.addresses) or f'no address (RCODE {record.code})'}, TTL {record.ttl}"
         text += f", CNAMEs {','.join(record.aliases)}" if record.aliases else ""
     return text
 
 
-def _between(event: Drop | Trace, names: EventNames) -> str:
-    sender = 0 if event.source == event.destination else event.source  # the receiver's own program reports
+def _flow_of(event: Drop | Trace, names: EventNames) -> str:
+    sender = 0 if event.source == event.destination else event.source  # reported by the receiver's program
     source, destination = (sender, event.source_identity), (event.destination, event.destination_identity)
     return _flow(event.packet, source, destination, names)
 
 
 def _flow(packet: bytes, source: tuple[int, int], destination: tuple[int, int], names: EventNames) -> str:
-    """Both ends, with endpoints and identities (0 if unknown), and the packet's protocol."""
+    """Format both ends of a packet, with endpoints and identities (0 if unknown), and its protocol."""
     found = dissect(packet)
     ips = ("", "") if found is None else (found.source, found.destination)
     ports = (found and found.ports) or (None, None)
     sender, receiver = (
-        _end(str(ip or ""), port, *end, names)
+        _peer_text(str(ip or ""), port, *end, names)
         for ip, port, end in zip(ips, ports, (source, destination), strict=True)
     )
     return f"from {sender} to {receiver} {protocol_text(packet)}"
@@ -379,11 +382,13 @@ def _flow(packet: bytes, source: tuple[int, int], destination: tuple[int, int], 
 
 def _party(party: Party, names: EventNames) -> str:
     labels = ", ".join(party.labels)
-    return _end(party.address, party.port, party.endpoint, party.identity, names, labels)
+    return _peer_text(party.address, party.port, party.endpoint, party.identity, names, labels)
 
 
-def _end(ip: str, port: int | None, endpoint: int, identity: int, names: EventNames, labels: str = "") -> str:
-    """Name, address and identity, if known."""
+def _peer_text(
+    ip: str, port: int | None, endpoint: int, identity: int, names: EventNames, labels: str = ""
+) -> str:
+    """Format name, address and identity, as far as known."""
     name = (names.address(ip) if ip else "") or (_endpoint(endpoint, names) if endpoint else "")
     address = ip if port is None or not ip else f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
     known = names.identity(identity) or labels

@@ -1,7 +1,7 @@
-"""The agent's metrics, in Prometheus's text form at ``prometheus-serve-addr``.
+"""The agent's metrics, in Prometheus's text format at ``prometheus-serve-addr``.
 
-Edge: calls every cell's Collector at each scrape; disabled unless an address is set.
-Why:  names, labels and defaults are Cilium's, so that its dashboards and alerts continue to work.
+Calls every cell's Collector at each scrape; without an address, nothing is served. Names, labels and defaults
+are Cilium's, so that its dashboards and alerts continue to work.
 
 A cell contributes a Collector, which imports the code for its families only when it is called:
 
@@ -66,13 +66,13 @@ __all__ = [
 ]
 
 
-# Where metrics are served, and which.
+# Settings: the address of the server, and the choice of metrics.
 #
 # Source: Cilium 1.17, prometheus-serve-addr and metrics.
 
 
 class ListenAddress(NamedTuple):
-    """The listening address; without a host, all addresses of the node."""
+    """A listening address; without a host, all addresses of the node."""
 
     host: str
     port: int
@@ -94,14 +94,14 @@ class ListenAddress(NamedTuple):
 
 
 class MetricChoiceSettings(Settings, frozen=True):
-    """Which metrics are served."""
+    """The choice of metrics."""
 
     metrics: tuple[str, ...] = ()
     """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
 
 
 def metric_choice(settings: MetricChoiceSettings) -> MetricChoice:
-    """As the settings have it; cells that measure on request only read it, too."""
+    """Provide the choice; cells that measure only for some metrics read it, too."""
     return MetricChoice(settings.metrics)
 
 
@@ -112,7 +112,7 @@ class MetricsSettings(Settings, frozen=True):
     """Address to serve metrics on, such as :9962; empty: not served."""
 
     def validate(self) -> None:
-        """Refuse an invalid address. Raises ValueError with one line."""
+        """Reject an invalid address. Raises ValueError with one line."""
         if self.prometheus_serve_addr:
             try:
                 ListenAddress.parse(self.prometheus_serve_addr)
@@ -125,18 +125,18 @@ class MetricsSettings(Settings, frozen=True):
         return ListenAddress.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
 
 
-# The sources of metrics, asked one after the other for each scrape.
+# The collectors of metrics, called sequentially for each scrape.
 
 
 class MetricsProgram(msgspec.Struct, frozen=True):
-    """The process's name in metrics; by default the agent's."""
+    """The prefix of metrics of the process; by default the agent's."""
 
     prefix: str = "cilium"
     """Prefix of the process's own metrics."""
 
 
 class Metrics:
-    """All families that the settings allow. Reading them is the only cost of metrics.
+    """Collects all families that the settings enable; costs nothing between scrapes.
 
     Families of the process and the hive exist from the beginning, those of cells after their start.
     """
@@ -167,24 +167,24 @@ class Metrics:
 
         self._collectors = [Collector("process", process), Collector("hive", framework)]
 
-    def warn_of_settings(self) -> None:
-        """Log the parts of the setting ``metrics`` without effect."""
+    def warn_ignored_choices(self) -> None:
+        """Log the parts of the setting ``metrics`` that have no effect."""
         for word in self._choice.unsigned:
             self._log.warning(
                 f"--metrics flag contains value which does not start with + or -, '{word}', ignoring"
             )
 
     def add(self, collectors: Iterable[Collector]) -> None:
-        """Collect from these, too."""
+        """Add collectors."""
         self._collectors.extend(collectors)
 
     def remove(self, collectors: Iterable[Collector]) -> None:
-        """Stop collecting from these."""
+        """Remove collectors."""
         for collector in collectors:
             self._collectors.remove(collector)
 
     def report(self, lifecycle: Lifecycle, collector: Collector) -> None:
-        """Collect from this while the hive of the lifecycle runs: an inner hive may end before."""
+        """Add a collector while the hive of this lifecycle runs, as an inner hive may stop earlier."""
 
         async def start() -> None:
             self.add([collector])
@@ -195,11 +195,11 @@ class Metrics:
         lifecycle.append(Hook("report metrics", start, stop))
 
     async def families(self) -> list[MetricFamily]:
-        """The present values of all served families."""
-        return [family for family in await self.every() if self._choice.serves(family)]
+        """Return the current values of all enabled families."""
+        return [family for family in await self.all_families() if self._choice.serves(family)]
 
-    async def every(self) -> list[MetricFamily]:
-        """All families, served or not.
+    async def all_families(self) -> list[MetricFamily]:
+        """Return all families, enabled or not.
 
         If a collector fails, its error is logged and its families are missing.
         """
@@ -208,32 +208,32 @@ class Metrics:
             try:
                 found += map(MetricFamily.of, await collector.collect())
             except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
-                if collector in self._collectors:  # else it has stopped
+                if collector in self._collectors:  # otherwise its cell has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
-            await anyio.lowlevel.checkpoint()  # the loop's others get their turn
+            await anyio.lowlevel.checkpoint()  # let other tasks run
         return found
 
 
-# Work that many ask for, done for all of them together, and for a small part of the time.
+# Concurrent requests share one run, and runs are limited to a share of the time.
 
 T = TypeVar("T")
 
-SHARE = 0.1
-"""Maximum share of time for the work if it is requested continuously."""
+MAX_SHARE = 0.1
+"""Maximum share of time that runs take under continuous requests."""
 
 
-class Paced(Generic[T]):
-    """Runs the work once for all callers before its begin; later callers wait for the next run."""
+class CoalescedRuns(Generic[T]):
+    """Runs a function once for all callers that wait; later callers wait for the next run."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._next: asyncio.Task[T] | None = None
-        """The next run, which has not started; None if there is no request."""
+        """The next run, not started yet; None without a request."""
         self._latest: asyncio.Task[T] | None = None
         self._not_before = 0.0
 
     async def get(self) -> T:
-        """The result of a run that starts after this call; raises its error."""
+        """Return the result of a run that starts after this call; raises its error."""
         if self._next is None:
             self._next = self._latest = asyncio.get_running_loop().create_task(self._do(self._latest))
         return await asyncio.shield(self._next)
@@ -250,17 +250,17 @@ class Paced(Generic[T]):
             return await self._work()
         finally:
             took = loop.time() - began
-            self._not_before = loop.time() + took / SHARE - took
+            self._not_before = loop.time() + took / MAX_SHARE - took
 
 
-# The port that Prometheus scrapes: HTTP, ``/metrics`` and nothing else.
+# The HTTP server that Prometheus scrapes; it serves only ``/metrics``.
 
 
 @after(AgentConfig)
 class MetricsServer:
-    """Answers ``/metrics`` if an address is set. The start fails if it cannot listen there.
+    """Serves ``/metrics`` if an address is set; the start fails if it cannot listen.
 
-    It serves as soon as the agent has claimed the node, so that a start that hangs can be examined.
+    Starts as soon as the agent has claimed the node, so that a start that hangs can be examined.
     """
 
     def __init__(
@@ -281,13 +281,13 @@ class MetricsServer:
 
     async def _start(self) -> None:
         address = self._address
-        assert address is not None  # noqa: S101  # there is no hook without one
-        self._metrics.warn_of_settings()
+        assert address is not None  # noqa: S101  # the hook exists only with an address
+        self._metrics.warn_ignored_choices()
         listener = listen("prometheus-serve-addr", address)
         from lifecycle.http import SCRAPED, HttpServer
 
         self._server = HttpServer(self._exposition.answer, grace=1.0, limits=SCRAPED, log=self._log)
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # Cancelled here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
         self._log.info("serving metrics", address=str(address))
@@ -298,15 +298,15 @@ class MetricsServer:
 
 
 class Exposition:
-    """Answers ``/metrics`` in Prometheus's text form, all other paths with 404, as Go's server does."""
+    """Answers ``/metrics`` in Prometheus's text format, and other paths with 404 as Go's server does."""
 
     def __init__(self, metrics: Metrics, log: Logger) -> None:
         self._metrics = metrics
         self._log = log
-        self._text = Paced(self._collect)
+        self._text = CoalescedRuns(self._collect)
 
     async def answer(self, request: Request) -> Response:
-        """The answer to a request."""
+        """Answer a request."""
         from lifecycle.http import Response
 
         if request.path != "/metrics":
@@ -320,14 +320,13 @@ class Exposition:
         try:
             text = exposition(await self._metrics.families())
         except InconsistentError as error:
-            self._log.error("metrics contradict each other", error=str(error))
+            self._log.error("inconsistent metrics", error=str(error))
             return Response(500, f"{error}\n".encode(), "text/plain; charset=utf-8")
         return Response(200, text.encode(), CONTENT_TYPE)
 
 
 def listen(setting: str, address: ListenAddress) -> socket.socket:
-    """A listening socket; without a host, and at ``[::]`` as in Go, for both families that the kernel
-    supports.
+    """Create a listening socket; without a host or with ``[::]``, for both families, as in Go.
 
     Raises HiveError, one line that names the setting.
     """
@@ -346,7 +345,7 @@ def listen(setting: str, address: ListenAddress) -> socket.socket:
 
 @after(MetricsServer)
 def collect_from_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
-    """Collect from the cells after their start and until they stop."""
+    """Add the cells' collectors after their start, and remove them before their stop."""
 
     async def start() -> None:
         metrics.add(collectors)

@@ -1,4 +1,8 @@
-"""Metrics of the hive and its process: health, hooks, jobs, reconcilers, tables, event loop, memory."""
+"""Metrics of the hive and its process: health, hooks, jobs, reconcilers, tables, event loop, memory.
+
+``Metrics`` calls both functions at each scrape. Source: Cilium's hive and statedb metrics, and Prometheus's
+process collector.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Ta
 from lifecycle.process import BOUNDS, LoopLag, trouble_logged
 
 COARSE = 4
-"""Number of the loop's histogram buckets in one bucket of the metric: each is twice the one before."""
+"""Number of the event loop's histogram buckets per bucket of the metric."""
 
 
 def hive_families(
     health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables
 ) -> Iterator[MetricFamily]:
-    """All metrics of the framework."""
+    """Yield all metrics of the hive."""
     yield from _health(health)
     yield from _hooks(profile)
     yield from _jobs(jobs)
@@ -96,7 +100,7 @@ def _reconcilers(jobs: JobMetrics) -> Iterator[MetricFamily]:
     for name, text, values in (
         ("count", "Batches written.", {module: one.batches for module, one in found.items()}),
         ("errors_total", "Objects that failed.", {module: one.failures for module, one in found.items()}),
-        ("prune_count", "Comparisons of everything.", {module: one.sweeps for module, one in found.items()}),
+        ("prune_count", "Full reconciliations.", {module: one.sweeps for module, one in found.items()}),
         (
             "prune_errors_total",
             "Full reconciliations that failed.",
@@ -113,7 +117,7 @@ def _reconcilers(jobs: JobMetrics) -> Iterator[MetricFamily]:
     )
     yield counter(
         "hive_reconciler_drift_total",
-        "Objects that others changed.",
+        "Objects changed by other programs.",
         {module: one.drift for module, one in found.items()},
         "module_id",
     )
@@ -156,7 +160,7 @@ def _loop() -> Iterator[MetricFamily]:
     yield gauge("hive_loop_longest_seconds", "The longest time without a break since the start.", lag.longest)
 
 
-# What the kernel knows of this process.
+# Metrics of the process, from the kernel.
 #
 # Source: Prometheus's process collector, proc_pid_stat(5), getrlimit(2).
 
@@ -167,7 +171,7 @@ _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 
 
 def process_families(prefix: str) -> Iterator[MetricFamily]:
-    """Time, memory, descriptors; log lines at level warning and above. `prefix` begins every name."""
+    """Yield CPU time, memory, file descriptors and logged warnings; ``prefix`` begins every name."""
     fields = _stat()
     cpu = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
     facts = {
@@ -216,7 +220,10 @@ def _stat() -> list[str]:
 
 
 def _boot_time() -> int:
-    """In Unix seconds, as the kernel reports it: computed from two clocks, it would vary between scrapes."""
+    """Return the boot time in Unix seconds, from the kernel.
+
+    Computed from two clocks, it would vary between scrapes.
+    """
     with Path("/proc/stat").open(encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("btime "))
 

@@ -1,8 +1,10 @@
-"""Two hours of history of all metrics, for the shell: ``metrics``, ``metrics/plot``, ``metrics/html``.
+"""Samples of all metrics for two hours, and the shell commands ``metrics``, ``metrics/plot``,
+``metrics/html``.
 
-Source: reads all metrics every five minutes, whether or not they are served, and stores 24 samples of each.
-Why:    to find out what an agent has been doing even if it was never scraped. Source of names and layouts:
-        Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
+Collects all metrics every five minutes, enabled or not, and stores 24 samples of each series: to analyse an
+agent that was never scraped.
+
+Source: Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from lifecycle.admin import Arguments, Command, CommandError, Commands, Flag, St
 __all__ = ["Sampler", "Samples", "cell"]
 
 
-# Quantiles of histograms, and numbers as people read them.
+# Quantiles of histograms, and numbers with unit prefixes.
 #
 # Source: Prometheus, histogram_quantile(): within a bucket values are taken to be spread evenly.
 
@@ -33,15 +35,16 @@ _UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL_UNITS: Final = ((1e-9, "p", 1e12), (1e-6, "n", 1e9), (1e-3, "µ", 1e6), (1.0, "m", 1e3))
 
 
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
-    """The value that a `share` of the values does not exceed; 0 without values.
+def quantile(bounds: Sequence[float], counts: Sequence[int], fraction: float) -> float:
+    """Return the value that a ``fraction`` of the observations does not exceed; 0 without any.
 
-    `counts` are of single buckets; the last one is above all bounds, and its lower bound is returned.
+    ``counts`` are per bucket, not cumulative. The last bucket has no upper bound; its lower bound is
+    returned.
     """
     total = sum(counts)
     if total == 0 or not bounds:
         return 0.0
-    wanted = share * total
+    wanted = fraction * total
     edges = pairwise((0.0, *bounds))
     for (low, high), reached, count in zip(edges, accumulate(counts), counts, strict=False):
         if reached >= wanted and count:
@@ -50,13 +53,13 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
 
 
 def quantiles(bounds: Sequence[float], counts: Sequence[int]) -> tuple[float, float, float]:
-    """The 50th, 90th and 99th percentile."""
-    half, most, nearly_all = (quantile(bounds, counts, share) for share in QUANTILES)
+    """Return the 50th, 90th and 99th percentile."""
+    half, most, nearly_all = (quantile(bounds, counts, fraction) for fraction in QUANTILES)
     return half, most, nearly_all
 
 
 def unit_of(value: float) -> tuple[str, float]:
-    """The unit prefix that keeps `value` short, and the factor for it."""
+    """Return the unit prefix for ``value``, and the factor to multiply it by."""
     size = abs(value)
     if size == 0.0:
         return "", 1.0
@@ -70,7 +73,7 @@ def unit_of(value: float) -> tuple[str, float]:
 
 
 def pretty(value: float, suffix: str = "") -> str:
-    """Four significant digits with a unit prefix: 1.5m, 23.4k."""
+    """Format with four significant digits and a unit prefix: 1.5m, 23.4k."""
     unit, factor = unit_of(value)
     return f"{value * factor:.4g}{unit}{suffix}"
 
@@ -79,78 +82,78 @@ def pretty(value: float, suffix: str = "") -> str:
 
 RETAINED: Final = 24
 INTERVAL: Final = 300.0
-"""Seconds from one sample to the next: two hours in all."""
-MOST: Final = 2000
-"""Maximum number of series with a history, to bound memory."""
-LEFT_OUT: Final = ("cilium_event_ts", "cilium_feature_")
-"""Prefixes of names of metrics without a useful history, as in Cilium."""
+"""Seconds between two samples."""
+MAX_SERIES: Final = 2000
+"""Maximum number of sampled series, to bound memory."""
+IGNORED_PREFIXES: Final = ("cilium_event_ts", "cilium_feature_")
+"""Prefixes of metrics that are not sampled, as in Cilium."""
 
-NOTHING: Final = math.nan
+MISSING: Final = math.nan
 
 
 class Series:
-    """One series: values of a counter or gauge, or percentiles of each interval of a histogram."""
+    """Samples of one series: values of a counter or gauge, or percentiles of each interval of a histogram."""
 
     def __init__(self, name: str, labels: str, lines: int) -> None:
         self.name = name
         self.labels = labels
-        self.rings = [array("f", [NOTHING] * RETAINED) for _ in range(lines)]
-        """One ring of values; for a histogram three: 50th, 90th, 99th percentile. NaN: missing."""
+        self.rings = [array("f", [MISSING] * RETAINED) for _ in range(lines)]
+        """One ring buffer of values; three for a histogram: 50th, 90th, 99th percentile. NaN: missing."""
         self.age = 0
-        """How many samples ago it last occurred."""
+        """Number of samples since it last existed."""
         self._counts: list[int] = []
 
     @property
     def is_histogram(self) -> bool:
-        """Whether the history has percentiles."""
+        """Whether the samples are percentiles."""
         return len(self.rings) > 1
 
     def put(self, slot: int, value: float | Histogram) -> None:
-        """Add the present sample. A histogram without new values has none."""
+        """Store the current sample; NaN for a histogram without new observations."""
         self.age = 0
         if not isinstance(value, Histogram):
             self.rings[0][slot] = value
             return
         before, self._counts = self._counts, list(value.counts)
         new = [now - then for now, then in zip(value.counts, before, strict=False)]
-        if len(before) != len(value.counts) or min(new) < 0:  # the first sample, or it started again
+        if len(before) != len(value.counts) or min(new) < 0:  # the first sample, or the counter was reset
             new = self._counts
-        found = quantiles(value.bounds, new) if any(new) else [NOTHING] * len(self.rings)
+        found = quantiles(value.bounds, new) if any(new) else [MISSING] * len(self.rings)
         for ring, sample in zip(self.rings, found, strict=True):
             ring[slot] = sample
 
-    def forget(self, slot: int) -> None:
-        """Drop the sample of two hours ago."""
+    def expire(self, slot: int) -> None:
+        """Clear the oldest sample."""
         self.age += 1
         for ring in self.rings:
-            ring[slot] = NOTHING
+            ring[slot] = MISSING
 
     def shown(self, samples: Iterable[float]) -> str:
-        """Values of one moment for a cell of a table; 0 if missing."""
+        """Format samples of one time for a table cell; 0 if missing."""
         suffix = "s" if self.is_histogram and "seconds" in self.name else ""
         return " / ".join(pretty(0.0 if math.isnan(one) else one, suffix) for one in samples)
 
 
 class Samples:
-    """All series, and the position of the latest sample in their rings."""
+    """All sampled series, and the position of the newest sample in their rings."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], Series] = {}
         self._latest = -1
         self.full = False
-        """Whether there are too many series, so that some have no history."""
+        """Whether there are more series than MAX_SERIES, so that some are not sampled."""
 
     def __iter__(self) -> Iterator[Series]:
-        """By name and labels."""
+        """Iterate over the series, by name and labels."""
         return iter(sorted(self._series.values(), key=lambda one: (one.name, one.labels)))
 
     def take(self, families: Iterable[MetricFamily]) -> None:
-        """Take a sample of each series."""
+        """Store a sample of each series."""
         self._latest = (self._latest + 1) % RETAINED
         for series in self._series.values():
-            series.forget(self._latest)
+            series.expire(self._latest)
         for family in families:
-            if not family.name.startswith(LEFT_OUT):
+            if not family.name.startswith(IGNORED_PREFIXES):
                 self._take(family)
         self._series = {key: series for key, series in self._series.items() if series.age < RETAINED}
 
@@ -158,29 +161,29 @@ class Samples:
         for values, value in family.series.items():
             key = family.name, labels_text(family, values)
             if (series := self._series.get(key)) is None:
-                if len(self._series) >= MOST:
+                if len(self._series) >= MAX_SERIES:
                     self.full = True
                     return
                 series = self._series[key] = Series(*key, 3 if isinstance(value, Histogram) else 1)
             series.put(self._latest, value)
 
     def newest_first(self, ring: Sequence[float]) -> list[float]:
-        """The samples of a ring, the newest first."""
+        """Return the samples of a ring, newest first."""
         return [ring[(self._latest - back) % RETAINED] for back in range(RETAINED)]
 
 
 def labels_text(family: MetricFamily, values: Sequence[str]) -> str:
-    """The labels of a series as the shell shows them and patterns match them, sorted by name."""
+    """Return the labels of a series in one line, sorted by name, as shown and matched by the shell."""
     return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
 
 
 def labels_of(family: MetricFamily, values: Sequence[str]) -> dict[str, str]:
-    """The labels of a series, sorted by name."""
+    """Return the labels of a series, sorted by name."""
     return dict(sorted(zip(family.labels, values, strict=True)))
 
 
 class Sampler:
-    """Takes the samples, the first one interval after the start."""
+    """Takes samples periodically, the first one interval after the start."""
 
     def __init__(self, metrics: Metrics, jobs: Jobs, log: Logger) -> None:
         self.metrics = metrics
@@ -190,22 +193,22 @@ class Sampler:
 
     async def _collect(self) -> None:
         was_full = self.samples.full
-        self.samples.take(await self.metrics.every())
+        self.samples.take(await self.metrics.all_families())
         if self.samples.full and not was_full:
-            self._log.warning("too many series: only some are sampled", sampled=MOST)
+            self._log.warning("too many series, only some are sampled", maximum=MAX_SERIES)
 
 
-# The shell's commands over metrics: as they are now, and as they were.
+# Shell commands for current and sampled metrics.
 
-BACK = {"5min": 0, "30min": RETAINED // 4 - 1, "60min": RETAINED // 2 - 1, "120min": RETAINED - 1}
-"""The columns of samples: how many samples ago."""
+COLUMNS = {"5min": 0, "30min": RETAINED // 4 - 1, "60min": RETAINED // 2 - 1, "120min": RETAINED - 1}
+"""The columns of the table, and the number of samples before the newest."""
 
 _FILE = Flag("out", "Write to this file of the script instead", short="o")
 _FORMAT = Flag("format", "table, json or yaml", default="table", choices=("table", "json", "yaml"))
 
 
 def metrics_commands(sampler: Sampler) -> Member[Commands]:
-    """The shell's commands for metrics."""
+    """Provide the shell commands for metrics."""
 
     async def show(state: State, given: Arguments) -> None:
         matches = _pattern(given.words)
@@ -236,9 +239,7 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
             show,
             "[regex]",
             (
-                Flag(
-                    "sampled", "What was sampled in the last two hours, of all metrics", "switch", short="s"
-                ),
+                Flag("sampled", "Show samples of the last two hours, of all metrics", "switch", short="s"),
                 _FORMAT,
                 _FILE,
             ),
@@ -266,7 +267,7 @@ def _pattern(words: Sequence[str]) -> re.Pattern[str]:
 
 async def _print(state: State, given: Arguments, text: str) -> None:
     if name := given.flags["out"]:
-        state.path(name).write_text(text, encoding="utf-8")  # of a script, which waits for nothing else
+        state.path(name).write_text(text, encoding="utf-8")  # only in scripts, so a blocking write is fine
     else:
         await state.print(text)
 
@@ -314,11 +315,11 @@ def _sampled(samples: Samples, matches: re.Pattern[str], form: str, width: int |
             "samples": [_dumped(samples, one) for one in found],
         }
         return _document(dump, form)
-    rows = [("Metric", "Labels", *BACK)]
+    rows = [("Metric", "Labels", *COLUMNS)]
     for one in found:
         rings = [samples.newest_first(ring) for ring in one.rings]
         rows.append(
-            (one.name, one.labels, *(one.shown(ring[back] for ring in rings) for back in BACK.values()))
+            (one.name, one.labels, *(one.shown(ring[back] for ring in rings) for back in COLUMNS.values()))
         )
     return _columns(rows, width)
 
@@ -337,7 +338,7 @@ def _dumped(samples: Samples, series: Series) -> Mapping[str, object]:
 def _plotted(samples: Samples, series: Series, *, rate: bool) -> str:
     from cells.observe.samples.graphs import per_second, plot
 
-    titles = [f" (p{share})" for share in (50, 90, 99)] if series.is_histogram else [""]
+    titles = [f" (p{percent})" for percent in (50, 90, 99)] if series.is_histogram else [""]
     suffix = "s" if "seconds" in series.name else ""
     graphs = []
     for ring, title in zip(series.rings, titles, strict=True):
@@ -352,13 +353,13 @@ def _plotted(samples: Samples, series: Series, *, rate: bool) -> str:
 def _document(value: object, form: str) -> str:
     if form == "json":
         return json.dumps(value, indent=2)
-    import yaml  # few ask for it
+    import yaml  # rarely needed
 
     return str(yaml.safe_dump(value, sort_keys=False))
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Rows as lines of this width, if given: labels and long values are then below the name."""
+    """Format rows as a table; beyond ``width``, labels and long values go below the name."""
     lines = _aligned(rows)
     if width is None or max(map(len, lines)) <= width:
         return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""Graphs of samples: as a page for a browser, and as text."""
+"""Graphs of sampled metrics: an HTML page, and line graphs in text.
+
+Used by the shell commands ``metrics/html`` and ``metrics/plot``.
+"""
 
 import math
 import textwrap
@@ -29,7 +32,7 @@ the last one.</p>
 
 
 def page(samples: Samples) -> str:
-    """A page without requests to the network."""
+    """Return an HTML page that loads nothing from the network."""
     rows = []
     for series in samples:
         rings = [samples.newest_first(ring) for ring in series.rings]
@@ -44,8 +47,8 @@ def _lines(rings: Sequence[Sequence[float]]) -> str:
     low, high = min(every, default=0.0), max(every, default=0.0)
     drawn = []
     for ring, colour in zip(rings, _COLOURS, strict=False):
-        there = [(back, sample) for back, sample in enumerate(ring) if not math.isnan(sample)]
-        points = " ".join(f"{_x(back):.1f},{_y(sample, low, high):.1f}" for back, sample in there)
+        present = [(back, sample) for back, sample in enumerate(ring) if not math.isnan(sample)]
+        points = " ".join(f"{_x(back):.1f},{_y(sample, low, high):.1f}" for back, sample in present)
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
     return f'<svg width="{LINE_WIDTH}" height="{LINE_HEIGHT}" role="img">{"".join(drawn)}</svg>'
 
@@ -55,8 +58,8 @@ def _x(back: int) -> float:
 
 
 def _y(value: float, low: float, high: float) -> float:
-    share = (value - low) / (high - low) if high > low else 0.5
-    return LINE_HEIGHT - 2 - share * (LINE_HEIGHT - 4)
+    fraction = (value - low) / (high - low) if high > low else 0.5
+    return LINE_HEIGHT - 2 - fraction * (LINE_HEIGHT - 4)
 
 
 # A line graph in text, of dots in braille characters.
@@ -73,15 +76,15 @@ _DOTS: Final = ((0x1, 0x2, 0x4, 0x40), (0x8, 0x10, 0x20, 0x80))
 
 
 def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suffix: str = "") -> list[str]:
-    """The samples, oldest first, over a number of minutes; NaN is a gap."""
-    there = [one for one in samples if not math.isnan(one)]
-    low, high = min(there, default=0.0), max(there, default=0.0)
+    """Draw the samples, oldest first, over a number of minutes; NaN leaves a gap."""
+    present = [one for one in samples if not math.isnan(one)]
+    low, high = min(present, default=0.0), max(present, default=0.0)
     canvas = _frame(low, high, minutes, suffix)
     for x in range(ACROSS):
         value = _at(samples, x)
         if not math.isnan(value):
-            share = (value - low) / (high - low) if high > low else 0.0
-            _dot(canvas, x, min(UPWARDS - 1, int(share * UPWARDS)))
+            fraction = (value - low) / (high - low) if high > low else 0.0
+            _dot(canvas, x, min(UPWARDS - 1, int(fraction * UPWARDS)))
     indent = " " * LEFT
     head = [indent + title.center(PLOT_WIDTH).rstrip()]
     head += [
@@ -91,12 +94,12 @@ def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suff
 
 
 def per_second(samples: Sequence[float]) -> list[float]:
-    """The rate of a counter between samples, oldest first; nothing for the first one."""
+    """Return the rates of a counter between samples, oldest first; NaN for the first one."""
     return [math.nan, *((now - before) / INTERVAL for before, now in pairwise(samples))]
 
 
 def _at(samples: Sequence[float], x: int) -> float:
-    """The value at a column of dots, interpolated between the samples around it."""
+    """Return the value at a column of dots, interpolated between two samples."""
     where = x / (ACROSS - 1) * (len(samples) - 1)
     index = int(where)
     before = samples[index]
@@ -111,7 +114,7 @@ def _dot(canvas: list[list[str]], x: int, y: int) -> None:
 
 
 def _frame(low: float, high: float, minutes: float, suffix: str) -> list[list[str]]:
-    """The frame with labels of the axes."""
+    """Return a canvas with the frame and the labels of the axes."""
     unit, factor = unit_of(high)
     canvas = [[" "] * WIDTH for _ in range(HEIGHT)]
 

@@ -37,7 +37,7 @@ async def every_family() -> list[MetricFamily]:
     """All metrics of an agent that has just started, exposed or not."""
     async with Hive(agent, settings=SETTINGS).started() as hive:
         with structlog.testing.capture_logs() as logged:
-            families = await hive.get(Metrics).every()
+            families = await hive.get(Metrics).all_families()
     assert [line for line in logged if line["log_level"] != "info"] == []
     return families
 

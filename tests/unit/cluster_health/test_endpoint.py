@@ -16,7 +16,7 @@ from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.health.endpoint import (
     CONTROLLER,
     INTERVAL,
-    PATIENCE,
+    UNREACHABLE_TIMEOUT,
     HealthAddresses,
     HealthEndpoint,
     HealthLink,
@@ -212,7 +212,7 @@ async def test_silence_fails_the_controller_and_ends_with_another_endpoint_after
         place.answer = Outcome(failure="no route to host")
         await clock.advance(INTERVAL)
         assert place.controller.last_error == "the health endpoint does not answer: no route to host"
-        await clock.advance(PATIENCE - 2 * INTERVAL)
+        await clock.advance(UNREACHABLE_TIMEOUT - 2 * INTERVAL)
         assert len(place.network.links) == 1
         await clock.advance(2 * INTERVAL)
         assert len(place.network.links) == 2

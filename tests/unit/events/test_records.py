@@ -187,7 +187,7 @@ def test_a_verdict_notification_is_printed(verdict: int, audited: int, action: s
 
 def test_lost_events_are_printed() -> None:
     assert event_text(Lost(7, 1)) == "lost 7 events on CPU 1"
-    assert event_text(Lost(7)) == "lost 7 events: they are read too slowly"
+    assert event_text(Lost(7)) == "lost 7 events: the client reads too slowly"
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,9 @@ class Place(AgentConfig):
 
 async def test_the_nodes_directories_are_looked_at(tmp_path: Path) -> None:
     for make in (maps_probe, state_probe):
-        await _probe(make(Place(tmp_path))).ask()
+        await _probe(make(Place(tmp_path))).check()
         with pytest.raises(HiveError, match=str(tmp_path / "gone")):
-            await _probe(make(Place(tmp_path / "gone"))).ask()
+            await _probe(make(Place(tmp_path / "gone"))).check()
 
 
 def _probe(member: object) -> Probe:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cells.observe.metrics import Paced
+from cells.observe.metrics import CoalescedRuns
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ async def test_a_caller_gets_the_result_of_work_started_after_its_call() -> None
         await go_on.acquire()
         return mine
 
-    paced = Paced(work)
+    paced = CoalescedRuns(work)
     async with asyncio.timeout(30):
         first = asyncio.create_task(paced.get())
         await started.acquire()
@@ -41,7 +41,7 @@ async def test_who_asks_gives_up_without_harm_to_others() -> None:
         await go_on.wait()
         return "done"
 
-    paced = Paced(work)
+    paced = CoalescedRuns(work)
     async with asyncio.timeout(30):
         one, other = asyncio.create_task(paced.get()), asyncio.create_task(paced.get())
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_what_the_work_raises_reaches_all_and_the_next_time_is_new() -> No
             raise OSError("not now")
         return "done"
 
-    paced = Paced(work)
+    paced = CoalescedRuns(work)
     for result in await asyncio.gather(paced.get(), paced.get(), return_exceptions=True):
         assert isinstance(result, OSError)
     failing = False

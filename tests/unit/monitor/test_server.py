@@ -14,7 +14,7 @@ from anyio.abc import SocketStream
 
 from cells.observe.events import Events, Lost, Sample, Subscription
 from cells.observe.monitor import (
-    MOST_CLIENTS,
+    MAX_CLIENTS,
     PREFACE,
     SOCKET,
     Monitor,
@@ -104,16 +104,16 @@ async def test_one_client_too_many_is_turned_away_until_another_goes(tmp_path: P
     events = FakeEvents()
     async with serving(tmp_path, events) as monitor, AsyncExitStack() as stack:
         path = tmp_path / SOCKET
-        first, *_ = [await stack.enter_async_context(await connect_unix(path)) for _ in range(MOST_CLIENTS)]
-        await eventually(lambda: monitor.watchers == MOST_CLIENTS)
+        first, *_ = [await stack.enter_async_context(await connect_unix(path)) for _ in range(MAX_CLIENTS)]
+        await eventually(lambda: monitor.watchers == MAX_CLIENTS)
         async with await connect_unix(path) as more:
             with anyio.fail_after(30), pytest.raises(anyio.EndOfStream):
                 await more.receive()
-        assert len(events.subscriptions) == MOST_CLIENTS
+        assert len(events.subscriptions) == MAX_CLIENTS
         await first.aclose()
-        await eventually(lambda: monitor.watchers == MOST_CLIENTS - 1)
+        await eventually(lambda: monitor.watchers == MAX_CLIENTS - 1)
         async with await connect_unix(path) as another:
-            await eventually(lambda: monitor.watchers == MOST_CLIENTS)
+            await eventually(lambda: monitor.watchers == MAX_CLIENTS)
             events.publish(Lost(4, 1))
             assert await some(another, 1) == [Lost(4, 1)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cells.base.metrics import Collector, Histogram, MetricFamily, counter, gauge, histogram
 from cells.observe import samples
 from cells.observe.metrics import Metrics, choice_cell
-from cells.observe.samples import MOST, RETAINED, Samples, pretty, quantile
+from cells.observe.samples import MAX_SERIES, RETAINED, Samples, pretty, quantile
 from cells.observe.samples.graphs import per_second, plot
 from lifecycle import Cell, Member, invoke, module, provide
 from lifecycle.admin import Arguments, Command, Commands, State
@@ -112,8 +112,8 @@ def family(number: int) -> MetricFamily:
 
 async def test_samples_store_at_most_the_maximum_of_series() -> None:
     retained = Samples()
-    retained.take([family(MOST + 5)])
-    assert (len(list(retained)), retained.full) == (MOST, True)
+    retained.take([family(MAX_SERIES + 5)])
+    assert (len(list(retained)), retained.full) == (MAX_SERIES, True)
 
 
 async def test_a_series_without_samples_is_removed_after_two_hours() -> None:
