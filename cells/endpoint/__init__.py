@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 
 from cells.base import metrics
 from cells.base.metrics import MetricFamily, counter, gauge, histogram
-from cells.cluster.identity.identities import Identity
 from cells.config import AgentConfig
 from cells.config.shared import EndpointSettings, PodRouting
 from cells.datapath.collector import ConntrackCollector
@@ -71,12 +70,11 @@ from cells.endpoint.regeneration import Regeneration, Regenerations
 from cells.endpoint.registry import INDEXES, Registry
 from cells.endpoint.state.directory import Scan, StateFiles
 from cells.endpoint.state.saved import SavedEndpoint, SavedLookup, SavedNames, SavedZombie
-from cells.kubernetes.objects.core import Namespace, Pod
 from cells.maps.node_maps import Maps
 from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
-from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide, provide_private
+from lifecycle import Member, Table, config, invoke, module, provide, provide_private
 
 __all__ = [
     "MAC_ANNOTATION",
@@ -233,32 +231,6 @@ def pod_metadata(pods: KubernetesPods) -> PodMetadata:
     return pods
 
 
-def pod_labels_watch(
-    pods: KubernetesPods,
-    changes: EndpointChanges,
-    endpoints: Table[int, Endpoint],
-    objects: Table[tuple[str, str], Pod],
-    namespaces: Table[tuple[str, str], Namespace],
-    identities: Table[int, Identity],
-    *,
-    jobs: Jobs,
-    health: Health,
-    log: Logger,
-) -> PodLabelsWatch:
-    """Create the controller that applies changed labels of pods and namespaces to endpoints."""
-    return PodLabelsWatch(
-        pods,
-        changes,
-        endpoints,
-        pod_table=objects,
-        namespaces=namespaces,
-        identities=identities,
-        jobs=jobs,
-        health=health,
-        log=log,
-    )
-
-
 def endpoint_metrics(all_endpoints: Endpoints, pods: PodLabelsWatch) -> Member[metrics.Collector]:
     """Provide the metrics of endpoints."""
 
@@ -288,7 +260,7 @@ cell = module(
         Regenerations,
         EndpointChanges,
         PolicyEnforcement,
-        pod_labels_watch,
+        PodLabelsWatch,
         endpoint_metrics,
     ),
     provide_private(

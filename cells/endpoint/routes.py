@@ -212,15 +212,10 @@ class KernelEndpointRoutes:
         self._links.remove_route(ifindex, destination)
 
 
-def kernel(links: HostLinks) -> EndpointRouteKernel:
-    """Provide the node's routes."""
-    return KernelEndpointRoutes(links)
-
-
 cell = module(
     "endpoint-routes",
     "Routes to this node's pods",
     provide(EndpointRouteKeeper),
-    provide_private(kernel),
+    provide_private(KernelEndpointRoutes, as_=(EndpointRouteKernel,)),
     invoke(EndpointRouteKeeper),
 )

@@ -254,11 +254,6 @@ def _summary(faults: Mapping[int, Collection[EndpointFault]]) -> str:
 # Assembly of the cell.
 
 
-def endpoint_kernel(datapath: Datapath, maps: Maps, sysctls: Sysctls) -> EndpointKernel:
-    """Provide this node's kernel."""
-    return KernelState(datapath, maps, sysctls)
-
-
 def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
     """Provide the number of differences as a metric."""
 
@@ -274,7 +269,7 @@ cell = module(
     "endpoint-watchdog",
     "Verification and repair of endpoints' kernel state",
     config(WatchdogSettings),
-    provide_private(endpoint_kernel),
+    provide_private(KernelState, as_=(EndpointKernel,)),
     provide(EndpointWatchdog, watchdog_metrics),
     invoke(EndpointWatchdog),
 )

@@ -132,30 +132,6 @@ class FollowedTables(msgspec.Struct, frozen=True):
     nodes: Table[tuple[str, str], Node]
 
 
-def known_names(
-    endpoints: Table[int, Endpoint],
-    identities: Table[int, Identity],
-    ipcache: Ipcache,
-    pods: Table[tuple[str, str], Pod],
-    names: NameStore,
-    policies: PolicyView | None,
-) -> KnownNames:
-    """This agent's tables with names."""
-    return KnownNames(endpoints, identities, ipcache, pods, names, policies)
-
-
-def followed_tables(
-    endpoints: Table[int, Endpoint],
-    realized: Table[int, RealizedPolicy],
-    ipcache: Ipcache,
-    services: Table[FrontendKey, ServedFrontend],
-    policies: Table[tuple[str, str, str], PolicyObject] | None,
-    nodes: Table[tuple[str, str], Node],
-) -> FollowedTables:
-    """This agent's tables with changes."""
-    return FollowedTables(endpoints, realized, ipcache, services, policies, nodes)
-
-
 class Hubble:
     """Stores this node's events while the agent runs, if enable-hubble is true."""
 

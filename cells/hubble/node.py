@@ -16,10 +16,10 @@ from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.hubble import (
     AgentNotifications,
+    FollowedTables,
     Hubble,
     HubbleSettings,
-    followed_tables,
-    known_names,
+    KnownNames,
 )
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings
@@ -34,13 +34,13 @@ cell = module(
     config(HubbleExportSettings),
     config(DropEventSettings),
     provide(Hubble, HubbleServer, HubbleMetrics),
-    provide_private(known_names, followed_tables, HubbleMetricsServer, Exporters, DropEvents),
+    provide_private(KnownNames, FollowedTables, HubbleMetricsServer, Exporters, DropEvents),
     invoke(Hubble, HubbleServer, HubbleMetrics, HubbleMetricsServer, Exporters, DropEvents),
 )
 
 notifications_cell = module(
     "monitor-notifications",
     "What changes in the agent, for clients of the monitor",
-    provide_private(followed_tables, AgentNotifications),
+    provide_private(FollowedTables, AgentNotifications),
     invoke(AgentNotifications),
 )

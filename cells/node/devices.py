@@ -366,15 +366,10 @@ def link_local6(address: IPAddress) -> bool:
     return address.version == 6 and address.is_link_local
 
 
-def netlink_kernel(links: HostLinks) -> Kernel:
-    """Return the kernel's devices by rtnetlink."""
-    return NetlinkKernel(links)
-
-
 cell = module(
     "devices",
     "Network devices of the node and their addresses",
     config(DeviceSettings),
     provide(device_table, PodMtu),
-    provide_private(netlink_kernel),
+    provide_private(NetlinkKernel, as_=(Kernel,)),
 )

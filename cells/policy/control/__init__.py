@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from cells.base.metrics import Collector, MetricFamily, features
 from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
-from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
 from cells.policy import Localhost
 from cells.policy.compute.endpoint_policy import DirectionPolicy
@@ -159,11 +158,6 @@ def policy_options(
     )
 
 
-def cluster_services(resources: Resources) -> Services:
-    """Return the services that ``toServices`` may select."""
-    return ClusterServices(resources)
-
-
 @after(PolicyWatch, PeerWatch)
 def known_rules(sources: RuleSources) -> KnownRules:
     """Return whether rules are processed, so that they may replace the previous run's policies."""
@@ -200,7 +194,8 @@ cell = group(
         config(RuleSettings),
         provide(RulePolicy, as_=(RuleComputer,)),  # replaces the default, which only has the enforcement mode
         provide(policy_options, rule_features, http_redirects, http_proxy),
-        provide_private(cluster_services, HTTPRedirects),
+        provide_private(ClusterServices, as_=(Services,)),
+        provide_private(HTTPRedirects),
         provide(PodPorts, RuleSources),
     ),
     module(

@@ -64,11 +64,6 @@ class KernelConnections:
         return found
 
 
-def connections(maps: Maps) -> Connections:
-    """This node's."""
-    return KernelConnections(maps)
-
-
 def journal(agent: AgentConfig) -> Journal:
     """In the state directory."""
     return Journal(agent.state_dir)
@@ -176,7 +171,8 @@ cell = group(
         "dns-proxy",
         "DNS names that pods look up",
         config(DNSProxySettings),
-        provide(NameStore, DNSProxy, Counts, QuerySource, connections, dns_metrics, transparent_proxies),
+        provide(NameStore, DNSProxy, Counts, QuerySource, dns_metrics, transparent_proxies),
+        provide(KernelConnections, as_=(Connections,)),
         provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, LearntAddresses),
         invoke(DNSProxy),
     ),

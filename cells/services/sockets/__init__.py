@@ -299,6 +299,7 @@ cell = module(
     "socket-lb",
     "Services at the socket",
     config(SocketLBSettings),
-    provide(SocketLB, KernelSocketHooks.provided, SocketTermination, KernelSockets.provided, socket_metrics),
+    provide(KernelSocketHooks, as_=(SocketHooks,)),
+    provide(SocketLB, SocketTermination, KernelSockets.provided, socket_metrics),
     invoke(SocketLB, SocketTermination),
 )

@@ -215,11 +215,6 @@ class KernelSocketHooks:
         self._programs: SocketPrograms | None = None
         self._root: CgroupRoot | None = None
 
-    @staticmethod
-    def provided(agent: AgentConfig, maps: Maps) -> SocketHooks:
-        """The implementation for this node."""
-        return KernelSocketHooks(agent, maps)
-
     def configure(self, config: SockConfig) -> None:
         wanted = config.pack()
         if self._maps.sock.lookup(_INDEX) != wanted:
