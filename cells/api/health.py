@@ -31,7 +31,7 @@ from cells.health import (
     ProbeResponder,
 )
 from cells.observe.health import StatusCollector
-from lifecycle import Hook, Lifecycle, Logger, Settings
+from lifecycle import Duration, Hook, Lifecycle, Logger, Settings
 from lifecycle.http import HttpServer, Request, Response, Routes, listen
 
 SOCKET: Final = "health.sock"
@@ -144,16 +144,6 @@ def _outcome(outcome: Outcome | None) -> ConnectivityStatus | None:
     return ConnectivityStatus(latency=outcome.latency, status=outcome.failure)
 
 
-def go_duration(seconds: float) -> str:
-    """``3h2m1.5s``, as Go prints it, to the millisecond."""
-    minutes, rest = divmod(round(seconds, 3), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
-    if hours:
-        return f"{hours}h{minutes}m{text}"
-    return f"{minutes}m{text}" if minutes else text
-
-
 def health_state(responder: ProbeResponder | None) -> wire.Status:
     """The state of health probes, ``ciliumHealth`` in the agent's status."""
     if responder is None or not responder.enabled:
@@ -239,7 +229,7 @@ class HealthApi:
         status = status_response(self._collector.status(), self._facts.status(), self._models)
         one, five, fifteen = (f"{load:.2f}" for load in os.getloadavg())
         load = LoadAverages(last1min=one, last5min=five, last15min=fifteen)
-        uptime = go_duration(time.monotonic() - self._began)
+        uptime = str(Duration(round(time.monotonic() - self._began, 3)))
         return answer(200, HealthResponse(cilium=status, uptime=uptime, system_load=load))
 
 

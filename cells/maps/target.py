@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 from anyio import to_thread
 
 from cells.maps.map import Map
-from lifecycle import BatchError, Logger, NotStartedError, Reconciler, Table
+from lifecycle import BatchError, Hook, Jobs, Lifecycle, Logger, NotStartedError, Reconciler, Table, Tables
 
 __all__ = ["BYTES", "Codec", "MapTable", "MapTarget", "record"]
 
@@ -169,8 +169,21 @@ class MapTable(Generic[Key, Row, Value]):
         self._table = table
         self._target = target
         self._log = log
+        self._every = every
         self._left: dict[Key, Value] | None = None
+        self._sweep_soon: Callable[[], object] = lambda: None  # until register()
         self.reconciler: Reconciler[Key, Row] = Reconciler(table, self, full_every=every, write_through=True)
+
+    def register(self, what: str, *, lifecycle: Lifecycle, jobs: Jobs, tables: Tables) -> None:
+        """Register the hook that reads the map and the timer that sweeps it.
+
+        The map is swept when all sources of the table have listed their rows, at each interval, and after the
+        kernel refused an entry. ``what`` names the contents in the hook's name.
+        """
+        tables.add(self.reconciler.statuses)
+        lifecycle.append(Hook(f"read {what}", self.read))
+        self._sweep_soon = jobs.timer("sweep", self.reconciler.sweep, self._every).trigger
+        self._sweep_soon()
 
     async def read(self) -> None:
         """Read the entries of an earlier agent. Raises OSError."""
@@ -218,6 +231,7 @@ class MapTable(Generic[Key, Row, Value]):
         except BatchError as error:
             if undo:
                 self._put(before)
+            self._sweep_soon()
             raise next(iter(error.failures.values())) from error
         if left:
             for key in rows:

@@ -36,6 +36,7 @@ from cells.netlink.rows import (
     read_route,
     read_xdp,
 )
+from cells.netlink.wire import Request
 from lifecycle import Lifecycle, NotStartedError
 
 __all__ = [
@@ -280,23 +281,19 @@ class HostLinks:
 
     def find(self, name: str) -> LinkInfo | None:
         """Return the link of this name, or None."""
-        try:
-            replies = self._connection.run(m.get_link(name))
-        except NetlinkError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
-        return read_link(replies[-1])
+        return self._link(m.get_link(name))
 
     def at(self, ifindex: int) -> LinkInfo | None:
         """Return the link with this index, or None."""
+        return self._link(m.get_link_at(ifindex))
+
+    def _link(self, request: Request) -> LinkInfo | None:
         try:
-            replies = self._connection.run(m.get_link_at(ifindex))
+            return read_link(self._connection.run(request)[-1])
         except NetlinkError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
-        return read_link(replies[-1])
 
     def offloads(self, ifindex: int) -> Offloads:
         """Return the GSO and GRO limits of a link. Raises NetlinkError ENODEV if it does not exist."""

@@ -18,7 +18,7 @@ from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import LXC_HOST, LxcKey, LxcValue
 from cells.maps.target import Codec, MapTable, MapTarget, record
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, minutes, module, provide
+from lifecycle import Jobs, Lifecycle, Logger, Table, Tables, invoke, minutes, module, provide
 
 __all__ = ["LocalAddress", "LocalAddresses", "LxcTarget", "cell"]
 
@@ -73,14 +73,11 @@ class LocalAddresses:
         table: Table[IPAddress, LocalAddress],
         rows: MapTable[IPAddress, LocalAddress, LxcValue],
         log: Logger,
-        write_failed: Callable[[], object] = lambda: None,
     ) -> None:
-        """``write_failed`` is called after a failed write: a sweep is due."""
         self.table = table
         """Claims by address."""
         self._rows = rows
         self._log = log
-        self._write_failed = write_failed
 
     @property
     def leftovers(self) -> Mapping[IPAddress, LxcValue]:
@@ -96,7 +93,7 @@ class LocalAddresses:
         for ip in ips:
             known = self.table.get(ip)
             rows[ip] = LocalAddress(ip, known is not None and known.host, value.endpoint_id, value)
-        self._write(rows, undo=True)
+        self._rows.write(rows, undo=True)
 
     def drop_endpoint(self, ip: IPAddress, endpoint_id: int) -> None:
         """Drop an endpoint's claim of an address, unless another endpoint has claimed it since.
@@ -107,7 +104,7 @@ class LocalAddresses:
         if known is None:
             left = self.leftovers.get(ip)
             if left is not None and left.endpoint_id == endpoint_id:
-                self._write({ip: None})
+                self._rows.write({ip: None})
         elif known.row is not None and known.endpoint == endpoint_id:
             self._remove(LocalAddress(ip, known.host))
 
@@ -126,7 +123,7 @@ class LocalAddresses:
             text = "address of this node belongs to an endpoint, which no longer receives its packets"
             self._log.warning(text, ip=str(ip), endpoint=endpoint_id)
         row = LocalAddress(ip, True) if known is None else structs.replace(known, host=True)
-        self._write({ip: row}, undo=True)
+        self._rows.write({ip: row}, undo=True)
 
     def drop_host(self, ip: IPAddress) -> None:
         """Drop the node's claim; an endpoint's claim becomes effective.
@@ -148,14 +145,7 @@ class LocalAddresses:
     def _remove(self, row: LocalAddress) -> None:
         """Write the remaining claim ``row``, or remove the row if there is none."""
         claimed = row.host or row.row is not None
-        self._write({row.ip: row if claimed else None})
-
-    def _write(self, rows: Mapping[IPAddress, LocalAddress | None], *, undo: bool = False) -> None:
-        try:
-            self._rows.write(rows, undo=undo)
-        except OSError:
-            self._write_failed()
-            raise
+        self._rows.write({row.ip: row if claimed else None})
 
 
 # Assembly of the cell.
@@ -187,11 +177,8 @@ def local_addresses(
     The map is swept when all sources are initialized, every minute, and after a failed write.
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
-    tables.add(rows.reconciler.statuses)
-    lifecycle.append(Hook("read the local addresses", rows.read))
-    sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
-    sweep.trigger()
-    return LocalAddresses(table, rows, log, sweep.trigger)
+    rows.register("the local addresses", lifecycle=lifecycle, jobs=jobs, tables=tables)
+    return LocalAddresses(table, rows, log)
 
 
 cell = module(

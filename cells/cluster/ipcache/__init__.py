@@ -9,7 +9,7 @@ Why: an address may be the node's and a pod's, or be known from several sources.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cells.base.addresses import IPAddress
@@ -29,7 +29,7 @@ from cells.cluster.ipcache.rows import (
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheValue
 from cells.maps.target import MapTable
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
+from lifecycle import Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
 
 __all__ = ["IdentityFollower", "Ipcache", "cell"]
 
@@ -67,15 +67,11 @@ class Ipcache:
         self,
         table: Table[str, IpcacheEntry],
         rows: MapTable[Prefix, IpcacheEntry, IpcacheValue],
-        refused: Callable[[], object] = lambda: None,
         identities: Identities | None = None,
         followers: Sequence[IdentityFollower] = (),
         pods_key: int = 0,
     ) -> None:
-        """``refused`` is called when the kernel refuses an entry: a comparison is due.
-
-        ``pods_key``: the key number for packets to pods; 0: each claim has its own.
-        """
+        """``pods_key``: the key number for packets to pods; 0: each claim has its own."""
         self._identities = identities
         self._followers = followers
         self._pods_key = pods_key
@@ -84,7 +80,6 @@ class Ipcache:
         self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
         """Failed changes by operation and reason, in Cilium's words."""
         self._rows = rows
-        self._refused = refused
         self._seen: dict[IPAddress, int] = {}
         """Identities by address, cached until the table changes."""
         self._seen_at = -1
@@ -122,7 +117,7 @@ class Ipcache:
             row = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
             self.errors[WEAKER_CLAIM] += row.source.beats(claim.source)
             rows[claim.prefix] = row
-        self._write(rows, undo=True)
+        self._rows.write(rows, undo=True)
 
     def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
         """Withdraw the resource's claims of these prefixes.
@@ -141,7 +136,7 @@ class Ipcache:
                 self.errors[NEVER_CLAIMED] += 1
             elif row.resource != resource:
                 self.errors[WEAKER_WITHDRAWN] += 1
-        self._write({prefix: withdrawn(row, resource) for prefix, row in before.items()})
+        self._rows.write({prefix: withdrawn(row, resource) for prefix, row in before.items()})
 
     def discard(self, prefixes: Collection[Prefix]) -> None:
         """Delete leftovers before all sources are known, as they are obsolete. Raises OSError.
@@ -149,7 +144,7 @@ class Ipcache:
         Claimed prefixes stay.
         """
         left = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
-        self._write(dict.fromkeys(left))
+        self._rows.write(dict.fromkeys(left))
 
     def claim_of(self, prefix: Prefix, resource: str) -> IpcacheEntry | None:
         """The resource's claim of the prefix."""
@@ -164,13 +159,6 @@ class Ipcache:
             if (known := self._identities.get(number)) is not None:
                 for follower in self._followers:
                     follower.ensure_identity(number, known.labels)
-
-    def _write(self, rows: Mapping[Prefix, IpcacheEntry | None], *, undo: bool = False) -> None:
-        try:
-            self._rows.write(rows, undo=undo)
-        except OSError:
-            self._refused()
-            raise
 
 
 # How the ipcache cell is put together.
@@ -205,12 +193,9 @@ def ipcache(
     The map is compared when all sources are known, every minute, and after the kernel refused an entry.
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
-    tables.add(rows.reconciler.statuses)
-    lifecycle.append(Hook("read the ipcache", rows.read))
-    sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
-    sweep.trigger()
+    rows.register("the ipcache", lifecycle=lifecycle, jobs=jobs, tables=tables)
     pods_key = encryption.pods if encryption is not None else 0
-    return Ipcache(table, rows, sweep.trigger, identities, followers, pods_key)
+    return Ipcache(table, rows, identities, followers, pods_key)
 
 
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:

@@ -16,7 +16,7 @@ from cells.base.metrics import MetricFamily
 from cells.hubble.codec import from_json
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
-from cells.hubble.flow import Flow, FlowFilter, Layer4, Layer7
+from cells.hubble.flow import HTTP, Flow, FlowFilter, Layer4, Layer7
 from cells.hubble.metrics.series import DIRECTIONS, Contexts, FlowSeries, MetricOptionsError
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
@@ -241,6 +241,15 @@ class ICMPMetric(FlowMetric):
 _DURATION: Final = "Quantiles of HTTP request duration in seconds"
 
 
+def _http_labels(flow: Flow, http: HTTP) -> dict[str, str]:
+    return {
+        "method": http.method,
+        "protocol": http.protocol,
+        "status": str(http.code),
+        "reporter": _reporter(flow),
+    }
+
+
 class HTTPMetric(FlowMetric):
     """HTTP requests and responses, separately."""
 
@@ -261,12 +270,7 @@ class HTTPMetric(FlowMetric):
         l7 = flow.l7
         if l7 is None or l7.http is None:
             return
-        labels = self.contexts.values(flow) | {
-            "method": l7.http.method,
-            "protocol": l7.http.protocol,
-            "status": str(l7.http.code),
-            "reporter": _reporter(flow),
-        }
+        labels = self.contexts.values(flow) | _http_labels(flow, l7.http)
         trace = self.trace(flow)
         if l7.type == L7FlowType.REQUEST:
             self._requests.count(labels, trace)
@@ -292,12 +296,7 @@ class HTTPv2Metric(FlowMetric):
         l7 = flow.l7
         if l7 is None or l7.http is None or l7.type != L7FlowType.RESPONSE:
             return
-        labels = self.contexts.values(flow, swapped=True) | {
-            "method": l7.http.method,
-            "protocol": l7.http.protocol,
-            "status": str(l7.http.code),
-            "reporter": _reporter(flow),
-        }
+        labels = self.contexts.values(flow, swapped=True) | _http_labels(flow, l7.http)
         trace = self.trace(flow)
         self._requests.count(labels, trace)
         self._durations.observe(labels, l7.latency_ns / 1e9, trace)

@@ -42,7 +42,7 @@ from cells.policy.labels import (
 from cells.policy.maps import EndpointPolicies
 from cells.policy.rules import PolicyOptions
 from cells.policy.selectors import ALL
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, minutes
+from lifecycle import Jobs, Lifecycle, Logger, Table, Tables, minutes
 from lifecycle.tables import Initializer
 
 RESOURCE: Final = "policy//names"
@@ -301,9 +301,7 @@ class PodNetworks:
         )
         self._rows = MapTable(self._table, target, log, every=SWEEP_INTERVAL)
         tables.add(self._table)
-        tables.add(self._rows.reconciler.statuses)
-        lifecycle.append(Hook("read the networks of policies", self._rows.read))
-        jobs.timer("sweep-prefixes", self._rows.reconciler.sweep, SWEEP_INTERVAL)
+        self._rows.register("the networks of policies", lifecycle=lifecycle, jobs=jobs, tables=tables)
 
     @property
     def matched(self) -> bool:

@@ -6,7 +6,7 @@ Controller: tables of objects and the addresses for node ports in, the table ``f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -340,13 +340,11 @@ class ServiceWatch:
         self._refused_backends = now
         if self._log is None:
             return
-        for name, several in now.items():
-            for one in several:
-                if one not in before.get(name, ()):
-                    self._log.warning(
-                        "Conflicting service backend IP" if one.conflict else "remote backend is refused",
-                        service=str(name), cluster=one.cluster, address=one.address, reason=one.reason,
-                    )  # fmt: skip
+        for name, one in _added(before, now):
+            self._log.warning(
+                "Conflicting service backend IP" if one.conflict else "remote backend is refused",
+                service=str(name), cluster=one.cluster, address=one.address, reason=one.reason,
+            )  # fmt: skip
 
     def _report_refused(self, catalog: ServiceCatalog) -> None:
         """Write refused addresses to the table, and log each once."""
@@ -359,14 +357,12 @@ class ServiceWatch:
                 rows.replace_all(one for several in now.values() for one in several)
         if self._log is None:
             return
-        for name, several in now.items():
-            for one in several:
-                if one not in before.get(name, ()):
-                    what, of = ("host port", "pod") if one.part == HOST_IP else ("service", "service")
-                    self._log.warning(
-                        f"address of a {what} is {'not announced' if one.announced_only else 'refused'}",
-                        **{of: one.object_name}, part=one.part, address=str(one.address), reason=one.reason,
-                    )  # fmt: skip
+        for _, one in _added(before, now):
+            what, of = ("host port", "pod") if one.part == HOST_IP else ("service", "service")
+            self._log.warning(
+                f"address of a {what} is {'not announced' if one.announced_only else 'refused'}",
+                **{of: one.object_name}, part=one.part, address=str(one.address), reason=one.reason,
+            )  # fmt: skip
 
     def _publish_redirects(self, catalog: ServiceCatalog) -> None:
         before, self._refused_redirects = self._refused_redirects, dict(catalog.refused_redirects)
@@ -496,3 +492,13 @@ def _override(catalog: ServiceCatalog, change: Change[FrontendKey, ManualService
 def _override_state(catalog: ServiceCatalog, change: Change[ServiceAddress, ManualState]) -> None:
     if change.row is not None:
         catalog.set_state(change.row.address, change.row.state)
+
+
+def _added(
+    before: Mapping[ServiceName, Collection[Item]], now: Mapping[ServiceName, Collection[Item]]
+) -> Iterator[tuple[ServiceName, Item]]:
+    """Yield the values of each key that it did not have before."""
+    for key, values in now.items():
+        for value in values:
+            if value not in before.get(key, ()):
+                yield key, value

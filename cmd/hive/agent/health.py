@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from hive.client import agent_options, ask
-from hive.dbg.go_text import short_ago
-from hive.dbg.health import latency_text, paths_of, reach
+from hive.dbg.go_text import go_duration, short_ago
+from hive.dbg.health import paths_of, reach
 from hive.output import fitted, shown_as_document, table_width
 
 Json = dict[str, Any]
@@ -64,4 +64,4 @@ def _outcome(outcome: Json | None) -> str:
     if outcome is None:
         return "-"
     failure = outcome.get("status", "")
-    return failure.rpartition(": ")[2] if failure else latency_text(outcome.get("latency", 0))
+    return failure.rpartition(": ")[2] if failure else go_duration(outcome.get("latency", 0))

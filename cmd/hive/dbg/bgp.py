@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from hive.dbg.go_text import Shape, address_fault, aligned, duration, model, output_option, printed
+from hive.dbg.go_text import Shape, address_fault, aligned, go_duration, model, output_option, printed
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask
 
@@ -88,7 +88,7 @@ def _print(models: list[Any], form: str, kind: str) -> None:
 
 def uptime(nanoseconds: int) -> str:
     """Rounded to seconds, halves up, as Go does."""
-    return duration((nanoseconds + 500_000_000) // 1_000_000_000)
+    return go_duration((nanoseconds + 500_000_000) // 10**9 * 10**9)
 
 
 @command.command()

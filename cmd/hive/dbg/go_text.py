@@ -255,7 +255,7 @@ def time_of(text: str) -> datetime | None:
 def ago(text: str | None) -> str:
     """How long ago a time was, ``3h2m5s ago``, or ``never``."""
     moment = time_of(text or "")
-    return "never" if moment is None else f"{duration(_seconds_since(moment))} ago"
+    return "never" if moment is None else f"{go_duration(_seconds_since(moment) * 10**9)} ago"
 
 
 def short_ago(text: str | None) -> str:
@@ -282,20 +282,32 @@ def _seconds_since(moment: datetime) -> int:
     return max(0, int((datetime.now(UTC) - moment).total_seconds()))
 
 
-def duration(seconds: int) -> str:
-    """``1h2m5s``, as Go prints whole seconds."""
-    minutes, rest = divmod(seconds, 60)
+def go_duration(nanoseconds: int) -> str:
+    """``1h0m0s``, ``1.5s``, ``400ms``, ``5ns``, as Go prints a duration."""
+    if nanoseconds < 1_000_000_000:
+        for unit, size in (("ms", 1_000_000), ("µs", 1_000)):
+            if nanoseconds >= size:
+                return f"{_decimal(nanoseconds, size)}{unit}"
+        return f"{nanoseconds}ns" if nanoseconds else "0s"
+    minutes, rest = divmod(nanoseconds, 60_000_000_000)
     hours, minutes = divmod(minutes, 60)
+    text = f"{_decimal(rest, 1_000_000_000)}s"
     if hours:
-        return f"{hours}h{minutes}m{rest}s"
-    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, rest = divmod(value, unit)
+    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0")
+    return f"{whole}.{digits}" if digits else str(whole)
 
 
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as ``1m0s``; 0 for what is none."""
+    """Return the seconds of a duration such as ``1m0s``; 0 for other texts."""
     return sum(
         float(amount) * _UNITS[unit] for amount, unit in re.findall(r"([0-9.]+)(ms|us|µs|ns|h|m|s)", text)
     )

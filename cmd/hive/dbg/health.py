@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from hive.client import DEFAULT_SOCKET
-from hive.dbg.go_text import NO_PRINTER, STATUS, Shape, aligned, model, output_option, printed
+from hive.dbg.go_text import NO_PRINTER, STATUS, Shape, aligned, go_duration, model, output_option, printed
 from hive.dbg.main import run_client
 from hive.dbg.requests import ANSWERS, RequestFailedError, decoded, send
 from hive.dbg.status import Details, status_text
@@ -224,28 +224,7 @@ def _path_lines(addresses: Json | None, what: str) -> Iterator[str]:
 
 def outcome_text(outcome: Json) -> str:
     """``OK, RTT=1.5ms``, or what went wrong."""
-    return outcome.get("status") or f"OK, RTT={latency_text(outcome.get('latency', 0))}"
-
-
-def latency_text(nanoseconds: int) -> str:
-    """``999ns``, ``1.5ms``, ``1m1s``, as Go prints a duration."""
-    if not nanoseconds:
-        return "0s"
-    for unit, size in (("ns", 1), ("µs", 1_000), ("ms", 1_000_000)):
-        if nanoseconds < size * 1_000:
-            return _decimal(nanoseconds, size) + unit
-    minutes, rest = divmod(nanoseconds, 60_000_000_000)
-    hours, minutes = divmod(minutes, 60)
-    text = f"{_decimal(rest, 1_000_000_000)}s"
-    if hours:
-        return f"{hours}h{minutes}m{text}"
-    return f"{minutes}m{text}" if minutes else text
-
-
-def _decimal(value: int, size: int) -> str:
-    whole, rest = divmod(value, size)
-    digits = f"{rest:0{len(str(size)) - 1}d}".rstrip("0") if rest else ""
-    return f"{whole}.{digits}" if digits else str(whole)
+    return outcome.get("status") or f"OK, RTT={go_duration(outcome.get('latency', 0))}"
 
 
 def main() -> NoReturn:

@@ -38,11 +38,12 @@ from cells.hubble.rpc.observer import (
     ServerStatusResponse,
 )
 from hive.client import DEFAULT_SOCKET, ask
+from hive.dbg.go_text import go_duration
 from hive.observe.hubble_client import ConnectError, HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags
 from hive.observe.hubble_observe import EVENTS, observe
 from hive.observe.hubble_server import LOCAL, CommandError, connected, follow, parsed
-from hive.observe.hubble_text import aligned, go_duration, json_text, status_lines
+from hive.observe.hubble_text import aligned, json_text, status_lines
 
 FAILURE = 1
 _Message = TypeVar("_Message", bound=WireMessage)

@@ -13,6 +13,7 @@ import msgspec
 
 from cells.hubble.codec import to_json
 from cells.hubble.rpc.observer import ServerStatusResponse
+from hive.dbg.go_text import go_duration
 
 _FORMATS: Final = {
     "stampmilli": ("%b %e %H:%M:%S", 3, ""),
@@ -39,27 +40,6 @@ def time_text(nanoseconds: int | None, name: str) -> str:
     if zone:
         fraction = fraction.rstrip("0")
     return moment.strftime(layout) + (f".{fraction}" if fraction else "") + zone
-
-
-def go_duration(nanoseconds: int) -> str:
-    """``1h0m0s``, ``1.5s``, ``400ms``, ``5ns``, as Go prints a duration."""
-    if nanoseconds < 1_000_000_000:
-        for unit, size in (("ms", 1_000_000), ("µs", 1_000)):
-            if nanoseconds >= size:
-                return f"{_decimal(nanoseconds, size)}{unit}"
-        return f"{nanoseconds}ns" if nanoseconds else "0s"
-    minutes, rest = divmod(nanoseconds, 60_000_000_000)
-    hours, minutes = divmod(minutes, 60)
-    text = f"{_decimal(rest, 1_000_000_000)}s"
-    if hours:
-        return f"{hours}h{minutes}m{text}"
-    return f"{minutes}m{text}" if minutes else text
-
-
-def _decimal(value: int, unit: int) -> str:
-    whole, rest = divmod(value, unit)
-    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0")
-    return f"{whole}.{digits}" if digits else str(whole)
 
 
 def json_text(tree: object, *, indent: int = 0) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -30,9 +30,11 @@ from hive.dbg.bpf.maps import (
     swapped,
 )
 from hive.dbg.bpf.policy import policy
-from hive.dbg.go_text import address_fault, duration, output_option, printed, socket_text
+from hive.dbg.go_text import address_fault, go_duration, output_option, printed, socket_text
 from hive.dbg.main import Group, root_only
 from hive.dbg.requests import RequestFailedError, ask
+
+Entry = TypeVar("Entry")
 
 _DUMPING: Final = "Error while dumping BPF Map"
 _CT_FLAGS: Final = (
@@ -228,12 +230,7 @@ def list_connections(
     found: list[dict[str, Any]] = []
     remaining: Remaining | None = None
     for name in names:
-        try:
-            rows = [(CtKey.unpack(key), CtEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
-        except BpfError as error:
-            raise click.ClickException(
-                f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"
-            ) from error
+        rows = _rows(name, CtEntry.unpack)
         if output:
             found += [{"Key": tuple_model(key), "Value": ct_model(entry)} for key, entry in rows]
         else:
@@ -242,6 +239,14 @@ def list_connections(
             click.echo("".join(f"{ct_text(key, entry, remaining)} \n" for key, entry in rows))
     if output:
         click.echo(printed(found, output))
+
+
+def _rows(name: str, unpack: Callable[[bytes], Entry]) -> list[tuple[CtKey, Entry]]:
+    """Return the entries of a conntrack or NAT map. Raises click.ClickException if it cannot be read."""
+    try:
+        return [(CtKey.unpack(key), unpack(value)) for key, value in entries_of(name, _DUMPING)]
+    except BpfError as error:
+        raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
 
 
 def tuple_model(key: CtKey) -> dict[str, object]:
@@ -302,12 +307,7 @@ def list_translations(output: str) -> None:
     for family in families:
         name = f"cilium_snat_v{family}_external"
         now = 0 if output else _clock()
-        try:
-            rows = [(CtKey.unpack(key), NatEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
-        except BpfError as error:
-            raise click.ClickException(
-                f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"
-            ) from error
+        rows = _rows(name, NatEntry.unpack)
         if output:
             found += [{"Key": tuple_model(key), "Value": nat_model(entry)} for key, entry in rows]
         else:
@@ -348,7 +348,7 @@ def nat_text(key: CtKey, entry: NatEntry, now: int) -> str:
         socket_text(str(ip), port)
         for ip, port in ((key.saddr, key.sport), (key.daddr, key.dport), (entry.address, entry.port))
     )
-    age = duration(max(0, now - entry.created))
+    age = go_duration(max(0, now - entry.created) * 10**9)
     return (
         f"{PROTOCOLS.get(key.protocol, key.protocol)} {way} {source} -> {destination} XLATE_{what} {to} "
         f"Created={age} ago NeedsCT={int(entry.needs_ct)}"
