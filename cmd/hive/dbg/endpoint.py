@@ -21,7 +21,9 @@ _PREFIXES: Final = frozenset(
         *("docker-endpoint", "docker-net-endpoint", "ipv4", "ipv6", "pod-name"),
     }
 )
+UNKNOWN: Final = "Unknown"
 _ENFORCED: Final = {
+    "none": ("Disabled", "Disabled"),
     "both": ("Enabled", "Enabled"),
     "ingress": ("Enabled", "Disabled"),
     "egress": ("Disabled", "Enabled"),
@@ -82,17 +84,27 @@ def endpoint_table(endpoints: list[dict[str, Any]], *, headers: bool = True) -> 
     for one in endpoints:
         status = one.get("status") or {}
         realized = (status.get("policy") or {}).get("realized") or {}
-        ingress, egress = _ENFORCED.get(realized.get("policy-enabled", ""), ("Disabled", "Disabled"))
-        pairs = (status.get("networking") or {}).get("addressing") or [{}]
-        identity = status.get("identity") or {}
-        first, *others = identity.get("labels") or ["no labels"]
-        number = identity.get("id", "<no label id>")
+        ingress, egress = _ENFORCED.get(realized.get("policy-enabled", ""), (UNKNOWN, UNKNOWN))
+        ipv6, ipv4 = _addresses(status.get("networking"))
+        identity = status.get("identity")
+        first, *others = sorted((status.get("labels") or {}).get("security-relevant") or ["no labels"])
+        number = "<no label id>" if identity is None else identity.get("id", 0)
+        state = status.get("state", UNKNOWN)
         lines.append(
-            f"{one.get('id', 0)}\t{ingress}\t{egress}\t{number}\t{first}\t"
-            f"{pairs[0].get('ipv6', '')}\t{pairs[0].get('ipv4', '')}\t{status.get('state', '')}\t\n"
+            f"{one.get('id', 0)}\t{ingress}\t{egress}\t{number}\t{first}\t{ipv6}\t{ipv4}\t{state}\t\n"
         )
         lines.extend(f"\t\t\t\t{label}\t\t\t\t\n" for label in others)
     return aligned("".join(lines))
+
+
+def _addresses(networking: dict[str, Any] | None) -> tuple[str, str]:
+    """The first IPv6 and IPv4 address."""
+    if networking is None:
+        return UNKNOWN, UNKNOWN
+    pairs = networking.get("addressing") or []
+    if not pairs:
+        return "No address", "No address"
+    return pairs[0].get("ipv6", ""), pairs[0].get("ipv4", "")
 
 
 @command.command()

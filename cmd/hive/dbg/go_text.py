@@ -318,6 +318,22 @@ def socket_text(address: str, port: object) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def printable_labels(labels: Sequence[str]) -> list[str]:
+    """Labels as identities are printed with them: sorted, and of ``cidr:`` labels the longest prefix alone.
+
+    Source: Cilium 1.17, pkg/labels, GetPrintableModel().
+    """
+    prefixes = [one.replace("-", ":") for one in labels if one.startswith("cidr:")]
+    longest = max(prefixes, key=_prefix_length, default="")
+    kept = [longest] if longest and _prefix_length(longest) else []
+    return sorted([*(one for one in labels if not one.startswith("cidr:")), *kept])
+
+
+def _prefix_length(label: str) -> int:
+    length = label.partition("=")[0].rpartition("/")[2]
+    return int(length) if length.isdecimal() else 0
+
+
 def address_fault(text: str) -> str:
     """What is wrong with an address, in the words of Go's net/netip; empty for one with colons."""
     if next((sign for sign in text if sign in ".:%"), None) != ".":

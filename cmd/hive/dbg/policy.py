@@ -4,6 +4,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/{policy,identity,ip,fqdn}*.go.
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from ipaddress import ip_network
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from hive.dbg.go_text import Shape, aligned, model, output_option, printed, table
+from hive.dbg.go_text import Shape, aligned, model, output_option, printable_labels, printed, table
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
@@ -214,8 +215,9 @@ def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> No
         else:
             found = ask("GET /identity", body=list(labels) or None)
     except RequestFailedError as error:
-        what = "endpoint identities" if endpoints else f"identities for given labels [{' '.join(labels)}]"
-        raise click.ClickException(f"Cannot get {what}. err: {error}\n") from error
+        what = "" if endpoints else f" for given labels [{' '.join(labels)}]"
+        end = "" if endpoints else "\n"
+        raise click.ClickException(f"Cannot get identities{what}. err: {error}{end}") from error
     if output:
         kind = (
             "[cells.api.models.node:IdentityEndpoints]" if endpoints else "[cells.api.models:IdentityModel]"
@@ -237,9 +239,9 @@ def _print_identities(found: list[dict[str, Any]]) -> None:
 def _identities(rows: list[tuple[dict[str, Any], str]], header: str) -> str:
     lines = [header]
     for one, count in rows:
-        first, *others = one.get("labels") or [""]
-        lines.append(f"{one.get('id', 0)}\t{first}" + (f"\t{count}" if count else ""))
-        lines.extend(f"\t{label}" + ("\t" if count else "") for label in others)
+        for place, label in enumerate(printable_labels(one.get("labels") or ())):
+            start = "" if place else str(one.get("id", 0))
+            lines.append(f"{start}\t{label}" + (f"\t{'' if place else count}" if count else ""))
     return aligned("\n".join(lines) + "\n")
 
 
@@ -328,7 +330,7 @@ def identity_labels(number: int) -> list[str]:
     except RequestFailedError as error:
         click.echo(f"Cannot get identity for ID {number}: {error}", err=True)
         return [RESERVED.get(number, str(number))]
-    return found.get("labels") or [str(number)]
+    return printable_labels(found.get("labels") or ()) or [str(number)]
 
 
 @click.group(cls=Group)
@@ -348,6 +350,10 @@ def cache() -> None:
 @output_option
 def list_cache(endpoint: str, matchpattern: str, source: str, output: str) -> None:
     """List fqdn proxy cache contents"""
+    _print_cache(endpoint, matchpattern, source, output)
+
+
+def _print_cache(endpoint: str, matchpattern: str, source: str, output: str) -> None:
     query = {name: value for name, value in (("matchpattern", matchpattern), ("source", source)) if value}
     try:
         if endpoint:
@@ -375,7 +381,11 @@ def list_cache(endpoint: str, matchpattern: str, source: str, output: str) -> No
 def clean(force: bool, matchpattern: str) -> None:
     """Clean fqdn cache"""
     if not force:
-        click.confirm("Are you sure you want to clean the FQDN cache?", abort=True)
+        click.echo("Following cache entries are going to be deleted:")
+        _print_cache("", matchpattern, "", "")
+        click.echo("The command is non-revertible, do you want to continue [y/N]?")
+        if sys.stdin.readline().split() != ["y"]:
+            return
     ask_or_fail("Error", "DELETE /fqdn/cache", query={"matchpattern": matchpattern} if matchpattern else None)
     click.echo("FQDN proxy cache cleared")
 

@@ -34,11 +34,15 @@ def list_services(clustermesh_affinity: bool, output: str) -> None:
 
 def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> str:
     """Frontends by number, with a line for each backend."""
-    realized = [one["status"]["realized"] for one in services if (one.get("status") or {}).get("realized")]
+    rows = []
+    for one in services:
+        if realized := (one.get("status") or {}).get("realized"):
+            rows.append((realized, (one.get("spec") or realized).get("flags") or {}))
+        else:
+            click.echo("error parsing svc: empty state", nl=False, err=True)
     lines = ["ID\tFrontend\tService Type\tBackend\t"]
-    for one in sorted(realized, key=lambda each: each.get("id", 0)):
+    for one, flags in sorted(rows, key=lambda row: row[0].get("id", 0)):
         frontend = one.get("frontend-address") or {}
-        flags = one.get("flags") or {}
         kind = flags.get("type", "") + (" (Remote)" if flags.get("cluster") else "")
         scope = "/i" if frontend.get("scope") == "internal" else ""
         address = socket_text(frontend.get("ip", ""), frontend.get("port", 0)) + scope

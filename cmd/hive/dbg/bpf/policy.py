@@ -23,7 +23,7 @@ from hive.dbg.bpf.maps import (
     swapped,
     update_entry,
 )
-from hive.dbg.go_text import aligned, output_option, printed
+from hive.dbg.go_text import aligned, output_option, printable_labels, printed
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask
 
@@ -150,7 +150,7 @@ def _labels(number: int) -> list[str]:
     except RequestFailedError as error:
         click.echo(f"Was impossible to retrieve label ID {number}: {error}", err=True)
         return [str(number)]
-    return found.get("labels") or [str(number)]
+    return printable_labels(found.get("labels") or ()) or [str(number)]
 
 
 @policy.command("list")

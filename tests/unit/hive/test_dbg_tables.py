@@ -1,0 +1,112 @@
+"""Tables of ``cilium-dbg`` with values that are absent, unknown or not sorted."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.dbg.main import run
+from tests.unit.conformance.replayed_agent import replaying
+
+
+def shown(
+    words: str,
+    answers: dict[str, Any],
+    directory: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[int, list[list[str]], str]:
+    """The exit code, the printed lines as words, and what is reported."""
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{directory}/cilium.sock")
+    exchanges = []
+    for path, body in answers.items():
+        method, _, rest = path.partition(" ")
+        status, content = body if isinstance(body, tuple) else (200, body)
+        request = {"method": method, "path": f"/v1/{rest}"}
+        exchanges.append({"request": request, "response": {"status": status, "body": content}})
+    with replaying(directory / "cilium.sock", exchanges):
+        code = run(words.split())
+    out, err = capfd.readouterr()
+    return code, [line.split() for line in out.splitlines()], err
+
+
+def test_endpoints_without_a_status_are_unknown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = {"id": 5, "labels": ["reserved:init"]}
+    endpoints = [
+        {"id": 4, "status": {"identity": {"id": 9}, "networking": {"addressing": []}, "state": "ready"}},
+        {"id": 3},
+        {
+            "id": 7,
+            "status": {
+                "identity": identity,
+                "labels": {"security-relevant": ["k8s:b", "k8s:a"]},
+                "networking": {"addressing": [{"ipv6": "fd00::7"}]},
+                "policy": {"realized": {"policy-enabled": "none"}},
+                "state": "regenerating",
+            },
+        },
+    ]
+    answers = {"GET endpoint": endpoints}
+    _, lines, _ = shown("endpoint list --no-headers", answers, tmp_path, capfd, monkeypatch)
+    unknown, no_labels = ["Unknown", "Unknown"], ["no", "labels"]
+    assert lines == [
+        ["3", *unknown, "<no", "label", "id>", *no_labels, *unknown, "Unknown"],
+        ["4", *unknown, "9", *no_labels, "No", "address", "No", "address", "ready"],
+        ["7", "Disabled", "Disabled", "5", "k8s:a", "fd00::7", "regenerating"],
+        ["k8s:b"],
+    ]
+
+
+def test_labels_of_identities_are_sorted_and_have_one_prefix(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ["reserved:world", "cidr:fd00--/8", "cidr:fd00-1--/32", "cidr:0--0/0"]
+    identities = [{"id": 16777218, "labels": labels}, {"id": 3}, {"id": 1, "labels": ["reserved:host"]}]
+    answers = {"GET identity": identities}
+    _, lines, _ = shown("identity list", answers, tmp_path, capfd, monkeypatch)
+    assert lines[1:] == [["1", "reserved:host"], ["16777218", "cidr:fd00:1::/32"], ["reserved:world"]]
+
+
+def test_identities_of_endpoints_that_cannot_be_listed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"GET identity/endpoints": (404, None)}
+    code, _, err = shown("identity list --endpoints", answers, tmp_path, capfd, monkeypatch)
+    assert code == 1
+    assert err == (
+        "Error: Cannot get identities. err: [GET /identity/endpoints][404] getIdentityEndpointsNotFound \n"
+    )
+
+
+def test_services_have_the_type_of_their_specification(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    realized = {"id": 1, "frontend-address": {"ip": "fd00::1", "port": 80}, "flags": {"type": "NodePort"}}
+    services = [{"spec": {"flags": {"type": "ClusterIP"}}, "status": {"realized": realized}}, {"spec": {}}]
+    answers = {"GET service": services}
+    _, lines, err = shown("service list", answers, tmp_path, capfd, monkeypatch)
+    assert lines[1:] == [["1", "[fd00::1]:80", "ClusterIP"]]
+    assert err == "error parsing svc: empty state"
+
+
+@pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("yes\n", False), ("", False)])
+def test_names_are_shown_before_they_are_deleted(
+    answer: str,
+    deleted: bool,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    lookup = {"endpoint-id": 7, "source": "lookup", "fqdn": "a.io.", "ttl": 3, "expiration-time": "t"}
+    answers = {"GET fqdn/cache": [lookup | {"ips": ["10.0.0.1"]}], "DELETE fqdn/cache": {}}
+    code, lines, _ = shown("fqdn cache clean", answers, tmp_path, capfd, monkeypatch)
+    assert code == 0
+    assert lines[0] == ["Following", "cache", "entries", "are", "going", "to", "be", "deleted:"]
+    assert lines[2] == ["7", "lookup", "a.io.", "3", "t", "10.0.0.1"]
+    assert (lines[-1] == ["FQDN", "proxy", "cache", "cleared"]) is deleted
