@@ -325,8 +325,8 @@ def printable_labels(labels: Sequence[str]) -> list[str]:
     """
     prefixes = [one.replace("-", ":") for one in labels if one.startswith("cidr:")]
     longest = max(prefixes, key=_prefix_length, default="")
-    kept = [longest] if longest and _prefix_length(longest) else []
-    return sorted([*(one for one in labels if not one.startswith("cidr:")), *kept])
+    prefix = [longest] if longest and _prefix_length(longest) else []
+    return sorted([*(one for one in labels if not one.startswith("cidr:")), *prefix])
 
 
 def _prefix_length(label: str) -> int:

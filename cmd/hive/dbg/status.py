@@ -25,6 +25,8 @@ from hive.dbg.requests import RequestFailedError, ask, decoded, send, socket_pat
 Json = dict[str, Any]
 
 _HEALTHY: Final = {"Ok", "Disabled"}
+_UNHEALTHY: Final = {"Warning", "Failure"}
+_DEVICE_MODES: Final = {"veth", "netkit", "netkit-l2"}
 _HEALTH_CONTROLLER: Final = "cilium-health-ep"
 """The controller of the health endpoint: without it there are no probes to report."""
 _NEVER: Final = "0001-01-01T00:00:00.000Z"
@@ -126,7 +128,7 @@ def brief_text(status: Json) -> str:
         "cilium-health": health,
     }
     for name, part in parts.items():
-        if part and part.get("state") not in _HEALTHY:
+        if part and part.get("state") in _UNHEALTHY:
             return f"error in {name}: {part.get('msg', '')}"
     for one in status.get("controllers") or ():
         if message := (one.get("status") or {}).get("last-failure-msg"):
@@ -156,12 +158,12 @@ def _devices(replacement: Json) -> str:
     """Devices with their addresses, and which of them routes."""
     if replacement.get("mode") == "False":
         return ""
-    texts = []
-    for device in replacement.get("deviceList") or ():
+    text, names = "", replacement.get("devices") or ()
+    for number, device in enumerate(replacement.get("deviceList") or (), 1):
         direct = device.get("name") == replacement.get("directRoutingDevice")
-        words = f"{device.get('name', '')} {' '.join(device.get('ip') or ())}"
-        texts.append(words + (" (Direct Routing)" if direct else ""))
-    return ", ".join(texts)
+        text += f"{device.get('name', '')} {' '.join(device.get('ip') or ())}"
+        text += (" (Direct Routing)" if direct else "") + (", " if number != len(names) else "")
+    return text
 
 
 def _connections(status: Json) -> Iterator[str]:
@@ -221,8 +223,9 @@ def _network(status: Json, details: Details) -> Iterator[str]:
         yield from _clusters(mesh, details)
     for family in ("4", "6"):
         if (big := status.get(f"ipv{family}-big-tcp")) is not None:
-            sizes = f"\t[{big.get('maxGRO', 0)}, {big.get('maxGSO', 0)}]" if big.get("enabled") else ""
-            yield f"IPv{family} BIG TCP:\t{_enabled(big.get('enabled'))}{sizes}\n"
+            sizes = dict.fromkeys((big.get("maxGRO", 0), big.get("maxGSO", 0)))
+            text = f"\t[{', '.join(map(str, sizes))}]" if big.get("enabled") else ""
+            yield f"IPv{family} BIG TCP:\t{_enabled(big.get('enabled'))}{text}\n"
     if (bandwidth := status.get("bandwidth-manager")) is not None:
         control = str(bandwidth.get("congestionControl", "")).upper()
         edt = f"EDT with BPF [{control}] [{', '.join(bandwidth.get('devices') or ())}]"
@@ -237,7 +240,7 @@ def _routing(status: Json, details: Details) -> Iterator[str]:
     if attach := status.get("attach-mode"):
         yield f"Attach Mode:\t{'TCX' if attach == 'tcx' else 'Legacy TC'}\n"
     if device := status.get("datapath-mode"):
-        yield f"Device Mode:\t{device}\n"
+        yield f"Device Mode:\t{device if device in _DEVICE_MODES else '?'}\n"
     if (masquerading := status.get("masquerading")) is not None:
         yield f"Masquerading:\t{_masquerading(masquerading, status.get('kube-proxy-replacement'))}\n"
     if details.verbose and (clock := status.get("clock-source")) is not None:
@@ -396,11 +399,12 @@ def _replacement(replacement: Json | None) -> Iterator[str]:
         rows["Devices"] = devices
     if served:
         rows["Mode"] = node_port.get("mode", "")
-        if node_port.get("mode") in {"DSR", "Hybrid"} and node_port.get("dsrMode"):
-            rows["  DSR Dispatch Mode"] = node_port["dsrMode"]
+        if node_port.get("mode") in {"DSR", "Hybrid"}:
+            rows["  DSR Dispatch Mode"] = node_port.get("dsrMode", "")
         chosen = node_port.get("algorithm", "")
         size = f" (Table Size: {node_port.get('lutSize', 0)})" if chosen == "Maglev" else ""
         rows["Backend Selection"] = chosen + size
+        rows = {name: value for name, value in rows.items() if value or name == "Status"}
     rows["Session Affinity"] = _enabled((features.get("sessionAffinity") or {}).get("enabled"))
     rows["Graceful Termination"] = _enabled((features.get("gracefulTermination") or {}).get("enabled"))
     nat = features.get("nat46X64") or {}
@@ -414,7 +418,7 @@ def _replacement(replacement: Json | None) -> Iterator[str]:
             text += f"    Prefixes:\t{', '.join(gateway['prefixes'])}\n"
     else:
         text += "  NAT46/64 Support:\tDisabled\n"
-    if served:
+    if served and node_port.get("acceleration"):
         text += f"  XDP Acceleration:\t{node_port.get('acceleration', '')}\n"
     ports = f" (Range: {node_port.get('portMin', 0)}-{node_port.get('portMax', 0)})" if served else ""
     external = _enabled((features.get("externalIPs") or {}).get("enabled"))
@@ -438,7 +442,7 @@ def _encryption(encryption: Json) -> Iterator[str]:
             for one in wireguard.get("interfaces") or ()
         )
         nodes = f"NodeEncryption: {wireguard.get('node-encryption', '')}"
-        yield f"[{', '.join((nodes, *devices))}]"
+        yield f"[{nodes}, {', '.join(devices)}]"
 
 
 def _health(status: Json, all_nodes: bool, verbose: bool) -> Iterator[str]:

@@ -110,3 +110,56 @@ def test_names_are_shown_before_they_are_deleted(
     assert lines[0] == ["Following", "cache", "entries", "are", "going", "to", "be", "deleted:"]
     assert lines[2] == ["7", "lookup", "a.io.", "3", "t", "10.0.0.1"]
     assert (lines[-1] == ["FQDN", "proxy", "cache", "cleared"]) is deleted
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (
+            {"ipv4-big-tcp": {"enabled": True, "maxGRO": 196608, "maxGSO": 196608}},
+            "IPv4 BIG TCP: Enabled [196608]",
+        ),
+        (
+            {"ipv6-big-tcp": {"enabled": True, "maxGRO": 196608, "maxGSO": 65536}},
+            "IPv6 BIG TCP: Enabled [196608, 65536]",
+        ),
+        ({"datapath-mode": "ipvlan"}, "Device Mode: ?"),
+        ({"datapath-mode": "netkit-l2"}, "Device Mode: netkit-l2"),
+        (
+            {"encryption": {"mode": "Wireguard", "wireguard": {"node-encryption": "Disabled"}}},
+            "Encryption: Wireguard [NodeEncryption: Disabled, ]",
+        ),
+        (
+            {"kube-proxy-replacement": {"mode": "True", "deviceList": [{"name": "eth0"}, {"name": "eth1"}]}},
+            "KubeProxyReplacement: True [eth0 , eth1 , ]",
+        ),
+    ],
+)
+def test_parts_of_the_status_have_the_lines_of_cilium_s(
+    part: dict[str, Any],
+    line: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, lines, _ = shown("status", {"GET healthz": part}, tmp_path, capfd, monkeypatch)
+    assert line.split() in lines
+
+
+def test_a_state_that_is_neither_warning_nor_failure_is_ok_in_brief(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = {"kvstore": {"msg": "etcd"}, "kubernetes": {"state": "Bootstrap"}, "cilium": {"state": "Ok"}}
+    code, lines, _ = shown("status --brief", {"GET healthz": status}, tmp_path, capfd, monkeypatch)
+    assert (code, lines) == (0, [["OK"]])
+
+
+def test_a_node_port_without_an_algorithm_has_no_lines_for_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = {"nodePort": {"enabled": True, "portMin": 1, "portMax": 2}}
+    status = {"kubernetes": {"state": "Ok"}, "kube-proxy-replacement": {"mode": "True", "features": features}}
+    _, lines, _ = shown("status --verbose", {"GET healthz": status}, tmp_path, capfd, monkeypatch)
+    words = {line[0] for line in lines if line}
+    assert "Status:" in words
+    assert words.isdisjoint({"Mode:", "Backend", "XDP", "DSR"})
