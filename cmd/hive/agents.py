@@ -1,6 +1,6 @@
-"""The agents of a cluster, asked through its API server: by one command in each pod, for all questions.
+"""Queries the agents of a cluster through the API server: by one command in each pod, for all queries.
 
-Why: a command for each question would start an interpreter on every node every two seconds.
+A command for each query would start an interpreter on every node every two seconds.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COMMAND: Final = ("hive", "ui", "--stdio")
 IDLE: Final = 120.0
-"""Seconds without a question after which the command ends by itself."""
+"""Seconds without a query after which the command exits."""
 FRESH: Final = 5.0
-"""Seconds for which the list of nodes serves."""
+"""Seconds for which the list of nodes is cached."""
 RETRY: Final = 10.0
-"""Seconds until an agent that did not answer is asked again."""
+"""Seconds until an agent that did not answer is queried again."""
 _STDIN, _STDOUT = 0, 1
 _PART: Final = 65536
 
 Answer = tuple[int, Any]
-"""A status of HTTP, and what is answered."""
+"""HTTP status and body."""
 
 
 class AgentError(Exception):
-    """Raised when an agent cannot be asked, or refuses a question; ``status`` is 0, or the agent's."""
+    """Raised when an agent cannot be queried or rejects a query; ``status`` is 0, or the agent's."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -59,17 +59,17 @@ class AgentError(Exception):
 
 
 class AgentPod(NamedTuple):
-    """A node, and its agent's pod."""
+    """A node and its agent's pod."""
 
     node: str
     pod: str
-    """Its name; empty without one."""
+    """Name of the pod; empty without one."""
     problem: str
-    """Why it cannot be asked; empty when it can."""
+    """Why it cannot be queried; empty if it can."""
 
 
 class Agents:
-    """Asks the agents of all nodes. Raises KubernetesError where the API server itself does not answer."""
+    """Queries the agents of all nodes. Raises KubernetesError if the API server itself does not answer."""
 
     def __init__(self, client: Client, namespace: str, timeout: float) -> None:
         """``timeout``: seconds for each agent."""
@@ -82,7 +82,7 @@ class Agents:
         self._lines: dict[str, _Line] = {}
 
     async def pods(self) -> Mapping[str, AgentPod]:
-        """Agents by node, sorted; also nodes without one."""
+        """Return the agents by node, sorted; also nodes without one."""
         async with self._listing:
             if not self._listed or time.monotonic() - self._listed > FRESH:
                 here = f"/api/v1/namespaces/{quote(self._namespace, safe='')}/pods"
@@ -96,20 +96,20 @@ class Agents:
         return self._pods
 
     async def ask(self, node: str, name: str, query: Mapping[str, str]) -> Any:
-        """What an agent answers to one of the page's questions. Raises AgentError."""
+        """Return an agent's answer to a query of the page. Raises AgentError."""
         place = (await self.pods()).get(node)
         if place is None or place.problem:
             raise AgentError(place.problem if place is not None else f"there is no node {node}")
         line = self._lines.get(node)
         if line is None or line.pod != place.pod:
             replaced, line = line, _Line(self._client, self._namespace, place.pod, self._timeout)
-            self._lines[node] = line  # at once: another question must not make one, too
+            self._lines[node] = line  # a concurrent question must not start a second command
             if replaced is not None:
                 await replaced.aclose()
         return await line.ask(name, query)
 
     async def ask_all(self, name: str, query: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Answers by node, and why others gave none."""
+        """Return the answers by node, and the errors of the others."""
         answers: dict[str, Any] = {}
         problems: dict[str, str] = {}
 
@@ -127,7 +127,7 @@ class Agents:
         return dict(sorted(answers.items())), dict(sorted(problems.items()))
 
     async def pod(self, name: str) -> Found | None:
-        """A pod by namespace and name."""
+        """Return a pod by namespace and name."""
         from cells.kubernetes.client.errors import NotFoundError
 
         namespace, _, short = name.partition("/")
@@ -139,7 +139,7 @@ class Agents:
         return found
 
     async def pod_at(self, address: str) -> Found | None:
-        """A pod by its address; of several, one that has not finished and is not in its node's network."""
+        """Return a pod by its address; of several, one that runs and is not in the host network."""
         query = {"fieldSelector": f"status.podIP={address}"}
         found = json.loads(await self._client.raw("GET", "/api/v1/pods", query))["items"]
         meant = [one for one in found if one["spec"].get("nodeName") and not one["spec"].get("hostNetwork")]
@@ -148,7 +148,7 @@ class Agents:
         )
 
     async def aclose(self) -> None:
-        """End the commands."""
+        """Stop the commands."""
         for line in self._lines.values():
             await line.aclose()
 
@@ -162,7 +162,7 @@ def _agent_pod(node: str, pod: Found | None, namespace: str) -> AgentPod:
 
 
 class _Line:
-    """The command in one agent's pod, asked one question at a time."""
+    """The command in one agent's pod, which answers one query at a time."""
 
     def __init__(self, client: Client, namespace: str, pod: str, timeout: float) -> None:
         self.pod = pod
@@ -175,7 +175,7 @@ class _Line:
         self._failed = 0.0
 
     async def ask(self, name: str, query: Mapping[str, str]) -> Any:
-        """Raises AgentError."""
+        """Return the answer to a query. Raises AgentError."""
         if self._problem and time.monotonic() - self._failed < RETRY:
             raise AgentError(self._problem)
         async with self._lock:
@@ -204,7 +204,7 @@ class _Line:
         except (KubernetesError, ValueError, zlib.error) as error:
             self._problem = f"agent {self.pod}: {' '.join(str(error).split())}"
         finally:
-            if not sound:  # what comes next on this line would be the answer to another question
+            if not sound:  # the next line would be the answer to another question
                 with anyio.CancelScope(shield=True):
                     await self.aclose()
         if self._problem:
@@ -213,7 +213,7 @@ class _Line:
         return found
 
     async def aclose(self) -> None:
-        """End the command."""
+        """Stop the command."""
         running, self._running = self._running, None
         if running is not None:
             await running.aclose()
@@ -235,7 +235,7 @@ def ask_agents(
     timeout: float,
     use: Callable[[Agents], Awaitable[T]],
 ) -> T:
-    """What is found by asking the agents of a cluster. Raises click.ClickException for the API server."""
+    """Run a function that queries the agents. Raises click.ClickException for errors of the API server."""
     from cells.kubernetes.client import connect
     from cells.kubernetes.client.errors import KubernetesError
 
@@ -258,7 +258,7 @@ def ask_agents(
 
 
 def serve_questions(answer: Callable[[str, Mapping[str, str]], Answer]) -> None:
-    """Answer each line of standard input by a line, until it ends or no question comes any more."""
+    """Answer each line of standard input with a line, until it ends or no query arrives any more."""
     held = b""
     while select.select([_STDIN], [], [], IDLE)[0] and (data := os.read(_STDIN, _PART)):
         *lines, held = (held + data).split(b"\n")

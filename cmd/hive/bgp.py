@@ -22,7 +22,7 @@ _WRONG: Final = {
     "neighbor that has": "expected --peer as in hive bgp peers",
     "multiple virtual routers": "expected --router with --peer",
 }
-"""What to do about what the agent, in Cilium's words, calls an error of its own."""
+"""What to do about errors that the agent reports in Cilium's words."""
 
 
 class _Address(click.ParamType[str]):
@@ -45,13 +45,13 @@ router_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Show BGP sessions of this node, and what it announces."""
+    """Show the BGP sessions of this node, and its announcements."""
 
 
 @command.command()
 @agent_options
 def peers(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show sessions: whether they are established, how long, how many routes they have, or why they ended."""
+    """Show sessions: state, uptime, numbers of routes, and why they ended."""
     found = _asked("/v1/bgp/peers", agent_socket, timeout)
     if shown_as_document(found, output):
         return
@@ -100,9 +100,9 @@ def routes(
     timeout: float,
     output: str,
 ) -> None:
-    """Show routes: those of this node, those sent to peers, or those received from them.
+    """Show routes: this node's, those sent to peers, or those received from them.
 
-    Received routes are never followed: this node only announces.
+    Received routes are never used: this node only announces.
     """
     if peer and table == "known":
         raise click.UsageError(
@@ -135,7 +135,7 @@ def routes(
 @router_option
 @agent_options
 def route_policies(router: int | None, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show policies: which routes go to which peers, and what is added to them."""
+    """Show route policies: which routes go to which peers, with which attributes."""
     query = f"?router_asn={router}" if router is not None else ""
     found = _asked(f"/v1/bgp/route-policies{query}", agent_socket, timeout)
     if shown_as_document(found, output):
@@ -173,7 +173,7 @@ def _with_port(address: str, port: int) -> str:
 
 
 def _asked(path: str, agent_socket: Path, timeout: float) -> list[dict[str, Any]]:
-    """Raises click.ClickException with one line."""
+    """Query the agent. Raises click.ClickException with one line."""
     try:
         found: list[dict[str, Any]] = ask(path, agent_socket, timeout=timeout) or []
     except RefusedError as error:

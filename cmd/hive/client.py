@@ -1,4 +1,4 @@
-"""Asks the running agent over its unix socket."""
+"""Queries the running agent over its unix socket."""
 
 import errno
 import http.client
@@ -18,7 +18,7 @@ TIMEOUT = 30.0
 
 
 class RefusedError(click.ClickException):
-    """Raised when the agent answers a question with an error; ``reason`` is the agent's own line."""
+    """Raised when the agent answers with an error; ``reason`` is the agent's message."""
 
     def __init__(self, message: str, reason: str, status: int) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class RefusedError(click.ClickException):
 
 
 class _WrongQuestionError(RefusedError):
-    """The agent cannot make sense of what it was asked."""
+    """The agent rejects the request as invalid."""
 
     exit_code = 2
 
@@ -60,10 +60,10 @@ def ask(
 ) -> Any:
     """GET `path` and return the decoded JSON, None for an empty answer; `timeout` in seconds.
 
-    A `body` is sent as JSON, as Cilium's clients send their filters.
+    A `body` is sent as JSON, as Cilium's clients send filters.
 
     Raises click.ClickException with one line: agent down, permission denied, an error answer; `missing` is
-    the line for a 404, if there is one for it.
+    the message for a 404, if given.
     """
     connection = UnixConnection(agent_socket, timeout)
     try:
@@ -91,7 +91,7 @@ def ask(
 
 
 def module_health(socket: Callable[[str], Any]) -> dict[str, tuple[str, str]]:
-    """Level and message of each part of the agent that reports its health, by an ask() with a path."""
+    """Return level and message of each module that reports health, by an ask() with a path."""
     modules = socket("/v1/healthz").get("modules") or ()
     return {one["module-id"]: (one["level"].lower(), one.get("message", "")) for one in modules}
 
@@ -104,15 +104,15 @@ def follow(
     ends: bool = False,
     missing: str = "",
 ) -> Iterator[Any]:
-    """GET `path` and give each line of the answer, decoded, as it comes; `timeout` is that of the first.
+    """GET `path` and yield each line of the answer, decoded, as it arrives; `timeout` is that of the first.
 
-    Raises click.ClickException with one line, as ask() does, and when the agent ends an answer that `ends`
-    does not expect to.
+    Raises click.ClickException with one line like ask(), and when the agent ends an answer that `ends` does
+    not expect to end.
     """
     connection = UnixConnection(agent_socket, timeout)
     try:
         connection.request("GET", path)
-        wire = connection.sock  # an answer without keep-alive takes it over
+        wire = connection.sock  # an answer without keep-alive takes over the connection
         answer = connection.getresponse()
         if answer.status != http.client.OK:
             raise _refusal("GET", path, answer, answer.read(), missing)
@@ -133,7 +133,7 @@ def follow(
 def _refusal(
     method: str, path: str, answer: http.client.HTTPResponse, body: bytes, missing: str
 ) -> RefusedError:
-    """What went wrong in the agent's words; with ``hive --debug``, what it was asked, too."""
+    """Return the agent's error message; with ``hive --debug``, the request, too."""
     reason = _text(body, answer.reason)
     message = reason
     if answer.status == http.client.NOT_FOUND:
@@ -148,7 +148,7 @@ def _refusal(
 
 
 def _asked(method: str, path: str, status: int) -> str:
-    """What was asked, with ``hive --debug``; else nothing."""
+    """Return the request with ``hive --debug``; otherwise nothing."""
     context = click.get_current_context(silent=True)
     if context is None or not context.find_root().params.get("debug"):
         return ""
@@ -229,5 +229,5 @@ timeout_option = click.option(
 
 
 def agent_options(command: F) -> F:
-    """The options of a command that shows what the agent answers: --socket, --timeout, --output."""
+    """Options of commands that query the agent: --socket, --timeout, --output."""
     return socket_option(timeout_option(output_option(command)))

@@ -1,6 +1,6 @@
-"""``hive cluster``: the whole cluster from one place, as its API server shows it.
+"""``hive cluster``: the whole cluster, by its API server.
 
-Source: what ``cilium status`` (cilium-cli) counts.
+Source: the counts of ``cilium status`` (cilium-cli).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from cells.kubernetes.client.client import Client
 
 _PAUSE: Final = 2.0
-"""Seconds between two looks of --wait."""
+"""Polling interval of --wait in seconds."""
 _WIDEST: Final = 1000
-"""Columns of an error where the output is not a terminal: one line for each."""
+"""Columns of an error if the output is not a terminal: one line per error."""
 _MOST: Final = 10
-"""Lines of what is wrong; the others are counted."""
+"""Maximum number of errors shown; the others are counted."""
 _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
-"""The taint that holds pods off a node until its agent is ready."""
+"""The taint of nodes without a ready agent."""
 
 
 @click.group()
@@ -68,10 +68,10 @@ command.add_command(bundle)
 def status(
     kubeconfig: Path | None, context: str, namespace: str, wait: bool, timeout: float, output: str
 ) -> None:
-    """Show how many agents, operators and pods are ready, their images, and what is wrong.
+    """Show how many agents, operators and pods are ready, their images, and errors.
 
-    Exits 1 when anything is wrong. A pod is managed when it has a CiliumEndpoint; pods in the network of
-    their node are not counted.
+    Exits 1 if there are errors. A pod is managed if it has a CiliumEndpoint; pods in the host network are not
+    counted.
     """
     access = access_of(kubeconfig, context)
     until = time.monotonic() + timeout
@@ -107,10 +107,10 @@ def status(
 def ui(
     kubeconfig: Path | None, context: str, namespace: str, port: int, no_browser: bool, timeout: float
 ) -> None:
-    """Show the page of hive ui over all nodes: flows, what policies allow, and the state of nodes.
+    """Show the page of hive ui over all nodes: flows, policy verdicts, and the state of nodes.
 
-    The page is served on 127.0.0.1 until ctrl-C. Agents are asked by exec in their pods: nothing is
-    installed, and nothing stays. A node that does not answer is named on the page.
+    The page is served on 127.0.0.1 until ctrl-C. Agents are queried by exec in their pods: nothing is
+    installed or left behind. The page names nodes that do not answer.
     """
     from hive.agents import Agents, ask_agents
     from hive.signals import orderly
@@ -129,7 +129,7 @@ def ui(
 
 
 def _look(access: Access, namespace: str, timeout: float) -> dict[str, Any]:
-    """Objects of the cluster, and its server. Raises click.ClickException."""
+    """Return the cluster's objects and the URL of its server. Raises click.ClickException."""
     import anyio
 
     from cells.kubernetes.client import connect
@@ -162,7 +162,7 @@ async def _objects(client: Client, namespace: str) -> dict[str, Any]:
     here = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
     try:
         endpoints = await list_objects(client, "/apis/cilium.io/v2/ciliumendpoints")
-    except NotFoundError:  # no CRD: disable-endpoint-crd, or nothing is installed
+    except NotFoundError:  # no CRD: disable-endpoint-crd, or Cilium is not installed
         endpoints = None
     return {
         "server": client.server,
@@ -176,7 +176,7 @@ async def _objects(client: Client, namespace: str) -> dict[str, Any]:
 
 
 def _summary(seen: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """What is shown: counts, images and errors."""
+    """Return the output: counts, images and errors."""
     nodes = sorted(name_of(one) for one in seen["nodes"])
     agents, operators = seen["agents"], seen["operators"]
     pods = [one for one in seen["pods"] if _has_network(one)]
@@ -222,17 +222,17 @@ def _held(node: Found) -> bool:
 
 
 def _has_network(pod: Found) -> bool:
-    """Whether an agent should have given it a network: it runs, and not in its node's."""
+    """Whether an agent should have connected the pod: it runs, and is not in the host network."""
     return not pod["spec"].get("hostNetwork") and pod.get("status", {}).get("phase") == "Running"
 
 
 def _images(pods: Sequence[Found]) -> dict[str, int]:
-    """Images of the first containers -> how many pods run them."""
+    """Return the images of the first containers, with the number of pods that run them."""
     return dict(Counter(pod["spec"]["containers"][0].get("image", "") for pod in pods))
 
 
 def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and text of every line."""
+    """Yield name and text of every line."""
     yield "Cluster:", f"{found['server']}  {found['version']}".rstrip()
     agents, operators, pods = found["agents"], found["operators"], found["pods"]
     yield "Agents:", _share(agents["ready"], agents["nodes"], "nodes have a ready one")
@@ -249,7 +249,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _error_lines(errors: Sequence[str], width: int) -> Iterator[str]:
-    """What is wrong, each below the other, on lines of so many columns."""
+    """Return the errors, one below the other, in lines of this width."""
     for text in errors[:_MOST]:
         yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
     if len(errors) > _MOST:

@@ -44,12 +44,12 @@ OBJECTS: Final = {
     "deployments": "/apis/apps/v1/namespaces/{}/deployments",
     "leases": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
 }
-"""Lists; ``{}`` is the agents' namespace. Never Secrets, and of ConfigMaps two."""
+"""Lists to collect; ``{}`` is the agents' namespace. Never Secrets, and only two ConfigMaps."""
 CONFIG_MAPS: Final = ("cilium-config", "cilium-envoy-config")
 GROUPS: Final = ("/apis/cilium.io/v2", "/apis/cilium.io/v2alpha1")
 LOG_LINES: Final = "5000"
 AT_ONCE: Final = 4
-"""Nodes at a time: a bundle is some megabytes."""
+"""Number of nodes in parallel: a bundle is some megabytes."""
 
 
 @click.command()
@@ -77,7 +77,8 @@ def bundle(
 ) -> None:
     """Write one archive with the bundles of all nodes, objects, events and logs; secrets are left out.
 
-    What cannot be collected is named in errors.txt and at the end. Exits 1 when no node's bundle could be.
+    errors.txt and the last lines of output name parts that cannot be collected. Exits 1 if no node's bundle
+    could be collected.
     """
     import anyio
 
@@ -109,7 +110,7 @@ def bundle(
 
 
 class _Parts:
-    """What is in the archive."""
+    """The content of the archive."""
 
     def __init__(self, archive: tarfile.TarFile, name: str) -> None:
         self._archive = archive
@@ -119,7 +120,7 @@ class _Parts:
         self.nodes: list[str] = []
 
     def add(self, name: str, content: bytes) -> None:
-        """Put a file into the archive, without what may be a secret."""
+        """Add a file, with possible secrets removed."""
         content = redacted_file(name, content)
         entry = tarfile.TarInfo(f"{self._name}/{name}")
         entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
@@ -127,13 +128,13 @@ class _Parts:
         self.count += 1
 
     def add_json(self, name: str, value: object) -> None:
-        """Put a document into the archive, without what may be a secret."""
+        """Add a document, with possible secrets removed."""
         self.add(f"{name}.json", json.dumps(redacted(value)).encode())
 
 
 @contextmanager
 def _archive(path: Path, name: str) -> Iterator[_Parts]:
-    """A new archive that only its owner reads; an interrupt or an error leaves none."""
+    """Open a new archive that only its owner can read; it is removed after an interrupt or an error."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -151,7 +152,7 @@ def _archive(path: Path, name: str) -> Iterator[_Parts]:
 
 
 class _Collector:
-    """Asks for one part after the other; what fails is noted, and the others go on."""
+    """Collects one part after the other; failures are noted, and the others continue."""
 
     def __init__(self, client: Client, namespace: str, parts: _Parts, timeout: float) -> None:
         self._client = client
@@ -160,7 +161,10 @@ class _Collector:
         self._timeout = timeout
 
     async def collect(self, nodes: Sequence[str]) -> None:
-        """All of it. Raises KubernetesError where the API server does not even answer, click.UsageError."""
+        """Collect all parts.
+
+        Raises KubernetesError if the API server does not answer at all, click.UsageError.
+        """
         import anyio
 
         version = await self._get("/version")
@@ -201,7 +205,7 @@ class _Collector:
             await self._noted(f"objects/configmaps/{name}", self._one, f"objects/configmaps/{name}", path)
 
     async def _custom(self) -> Mapping[str, str]:
-        """Lists of Cilium's resources that this cluster has."""
+        """Return the lists of Cilium's resources that this cluster has."""
         from cells.kubernetes.client.errors import NotFoundError
 
         found: dict[str, str] = {}
@@ -220,7 +224,7 @@ class _Collector:
         self._parts.add_json(name, await self._get(path))
 
     async def _node(self, node: str, pod: Found) -> None:
-        """A node's own bundle, unpacked, and the logs of its agent."""
+        """Collect a node's bundle, unpacked, and the logs of its agent."""
         folder = f"nodes/{node}"
         await self._noted(folder, self._unpacked, folder, pod)
         for container in pod["spec"]["containers"]:
@@ -247,7 +251,7 @@ class _Collector:
         self._parts.add(f"{folder}/status.json", answer)
 
     async def _logs(self, folder: str, pod: Found, container: str) -> None:
-        """The end of what a container printed, and of the one before it, if it was restarted."""
+        """Collect the end of a container's log, and of the previous one after a restart."""
         states = pod.get("status", {}).get("containerStatuses") or ()
         restarted = any(one.get("restartCount") for one in states if one.get("name") == container)
         for previous in (False, True) if restarted else (False,):
@@ -260,7 +264,7 @@ class _Collector:
         self._parts.add(name, await self._client.raw("GET", path, query))
 
     async def _run(self, pod: Found, container: str, command: Sequence[str]) -> bytes:
-        """What a command prints. Raises ValueError where it fails, KubernetesError, TimeoutError."""
+        """Return the output of a command. Raises ValueError if it fails, KubernetesError, TimeoutError."""
         from hive.pod_exec import execute
 
         done = await execute(
@@ -273,7 +277,7 @@ class _Collector:
         return done.out
 
     async def _noted(self, what: str, collect: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Collect a part, or note why not."""
+        """Collect a part, or note the error."""
         from cells.kubernetes.client.errors import KubernetesError
 
         try:

@@ -1,4 +1,4 @@
-"""``hive completion``: the script that makes a shell complete the command line, with names of the agent."""
+"""``hive completion``: a completion script for the shell, with names from the agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hive.names import pod_of, service_of
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_HIVE_COMPLETE"
 PATIENCE: Final = 1.0
-"""Seconds for which a person waits after pressing tab."""
+"""Timeout of the agent in seconds, while a user waits after pressing tab."""
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -26,8 +26,8 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 def command(ctx: click.Context, shell: str) -> None:
     """Print a completion script for SHELL; for bash: source <(hive completion bash).
 
-    It completes commands and options, and names of the running agent: tables, maps, settings, endpoints,
-    pods, services.
+    It completes commands, options, and names from the running agent: tables, maps, settings, endpoints, pods,
+    services.
     """
     kind = get_completion_class(shell)
     if kind is None:
@@ -36,7 +36,7 @@ def command(ctx: click.Context, shell: str) -> None:
 
 
 def _completer(path: str, names: Callable[[Any], Iterable[str]]) -> Completer:
-    """Names from an answer of the agent; without an agent there are none: a shell shows no errors."""
+    """Complete names from an answer of the agent; none without an agent, since a shell shows no errors."""
 
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         socket: Path = ctx.params.get("agent_socket") or DEFAULT_SOCKET

@@ -1,7 +1,7 @@
-"""The EndpointSlices that Kubernetes' controller would make of a Service and the pods it selects.
+"""Creates the EndpointSlices that Kubernetes' controller would create for a Service.
 
-For the lab, which has no controller, and for a folder of manifests, which is not applied yet.
-Source: discovery.k8s.io/v1 and the EndpointSlice controller: ports named by pods get slices of their own.
+Used by the lab, which has no controller, and by folders of manifests that are not applied yet. Source:
+discovery.k8s.io/v1 and the EndpointSlice controller: ports named by pods get separate slices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
 
 def endpoint_slices(service: Object, pods: Iterable[Object], manager: str) -> list[dict[str, Any]]:
-    """The slices of a service, at least an empty one; none where it selects no pods by labels."""
+    """Return the slices of a service, at least an empty one; none for a service without a selector."""
     spec = service.get("spec") or {}
     if not spec.get("selector") or spec.get("type") == "ExternalName":
         return []
@@ -40,7 +40,7 @@ def endpoint_slices(service: Object, pods: Iterable[Object], manager: str) -> li
 
 
 def selects(service: Object, pod: Object) -> bool:
-    """Whether the pod is one of the service's, and has not ended."""
+    """Whether a service selects the pod, and it has not terminated."""
     if namespace_of(service) != namespace_of(pod):
         return False
     if (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
@@ -51,12 +51,12 @@ def selects(service: Object, pod: Object) -> bool:
 
 
 def namespace_of(object_: Object) -> str:
-    """Where an object is."""
+    """Return the namespace of an object."""
     return object_["metadata"].get("namespace") or "default"
 
 
 def _addresses(spec: Object, pod: Object) -> Iterator[str]:
-    """The pod's addresses of the service's families."""
+    """Return the pod's addresses of the service's families."""
     status = pod.get("status") or {}
     found = [one["ip"] for one in status.get("podIPs") or ()] or [status.get("podIP")]
     served = spec.get("clusterIPs") or [spec.get("clusterIP")]
@@ -67,7 +67,7 @@ def _addresses(spec: Object, pod: Object) -> Iterator[str]:
 
 
 def _ports(spec: Object, pod: Object) -> Iterator[Port]:
-    """The service's ports as this pod has them; one that it does not name is left out."""
+    """Return the service's ports on this pod, without named ports that it lacks."""
     containers = (pod.get("spec") or {}).get("containers") or ()
     named = {
         (port["name"], port.get("protocol") or "TCP"): port["containerPort"]

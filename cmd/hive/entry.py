@@ -1,4 +1,4 @@
-"""Where the ``hive`` command begins: an agent starts at once, without the modules of all other commands."""
+"""The entry point of ``hive``: ``hive agent`` starts without importing the modules of other commands."""
 
 import sys
 from typing import NoReturn

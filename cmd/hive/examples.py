@@ -1,4 +1,4 @@
-"""Two or three examples for the help of each command; a test parses every one of them."""
+"""Examples for the help of each command; a test parses each of them."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ EXAMPLES = {
     "ui": ("hive ui", "hive ui --no-browser --port 12000"),
     "version": ("hive version", "hive version -o json"),
 }
-"""By the words of a command, without ``hive``."""
+"""Words of a command, without ``hive`` -> its examples."""
 
 
 def add_examples(command: click.Command, words: tuple[str, ...]) -> None:
-    """Put the examples of a command, or of all commands of a group, below its help.
+    """Append the examples of a command, or of all commands of a group, to its help.
 
     A group lists the whole first sentence of each of its commands, which click would cut.
     """

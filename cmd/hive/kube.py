@@ -1,4 +1,4 @@
-"""A cluster by the kubeconfig of the person who asks: options, objects, and what pods say of themselves."""
+"""Access to a cluster by the user's kubeconfig: options, objects, and the state of pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])
 AGENT: Final = "k8s-app=cilium"
 OPERATOR: Final = "io.cilium/app=operator"
-"""Labels of the chart's pods, as cilium-cli looks for them."""
+"""Labels of the chart's operator pods, as cilium-cli selects them."""
 CONTAINER: Final = "cilium-agent"
 """The agent's container in its pod."""
 NAMESPACE: Final = "kube-system"
@@ -27,7 +27,7 @@ Found = dict[str, Any]
 
 
 def cluster_options(command: F) -> F:
-    """Options of commands that ask an API server: which server, which credentials, where agents run."""
+    """Options of commands that query an API server: server, credentials, namespace of the agents."""
     namespace = click.option(
         "-n",
         "--namespace",
@@ -39,7 +39,7 @@ def cluster_options(command: F) -> F:
 
 
 def kubeconfig_options(command: F) -> F:
-    """Those that say which API server, with which credentials."""
+    """Options for the API server and its credentials."""
     for option in (
         click.option("--context", default="", help="A context of it, not its current one."),
         click.option(
@@ -55,12 +55,12 @@ def kubeconfig_options(command: F) -> F:
 
 
 def has_kubeconfig(kubeconfig: Path | None) -> bool:
-    """Whether there is a kubeconfig, named or at its usual place."""
+    """Whether there is a kubeconfig, given or in its default place."""
     return kubeconfig is not None or _HOME.expanduser().exists()
 
 
 def access_of(kubeconfig: Path | None, context: str) -> Access:
-    """How to reach the API server. Raises click.ClickException."""
+    """Return how to reach the API server. Raises click.ClickException."""
     from cells.kubernetes.client.access import from_kubeconfig, in_cluster
     from cells.kubernetes.settings import AccessError
 
@@ -78,7 +78,7 @@ def access_of(kubeconfig: Path | None, context: str) -> Access:
 
 
 async def list_objects(client: Client, path: str, labels: str = "") -> list[Found]:
-    """Every object of a list, page by page. Raises KubernetesError."""
+    """Return all objects of a list, page by page. Raises KubernetesError."""
     import msgspec
 
     query = {"limit": _PAGE} | ({"labelSelector": labels} if labels else {})
@@ -93,28 +93,28 @@ async def list_objects(client: Client, path: str, labels: str = "") -> list[Foun
 
 
 def name_of(one: Found) -> str:
-    """An object's name."""
+    """Return an object's name."""
     return str(one["metadata"]["name"])
 
 
 def key_of(one: Found) -> str:
-    """Namespace and name."""
+    """Return an object's namespace and name."""
     return f"{one['metadata'].get('namespace', '')}/{name_of(one)}"
 
 
 def node_of(pod: Found) -> str:
-    """The node a pod is on."""
+    """Return the node of a pod."""
     return str(pod.get("spec", {}).get("nodeName", "")) or "no node yet"
 
 
 def is_ready(pod: Found) -> bool:
-    """Whether the kubelet finds a pod ready."""
+    """Whether a pod's Ready condition is true."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 def why_not_ready(pod: Found) -> str:
-    """Why a pod is not ready, in the kubelet's words."""
+    """Return why a pod is not ready, in the kubelet's words."""
     state = pod.get("status", {})
     containers = [*(state.get("initContainerStatuses") or ()), *(state.get("containerStatuses") or ())]
     for one in containers:

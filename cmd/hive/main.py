@@ -1,4 +1,4 @@
-"""The ``hive`` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
+"""The ``hive`` command: resolves the subcommand, and turns errors into one line and an exit code.
 
 Subcommands are imported when they are called: ``hive status`` answers without loading the agent.
 """
@@ -61,7 +61,7 @@ COMMANDS = {
     "ui": ("hive.ui.command", "Show on a page in the browser flows, what policies allow, and how nodes are."),
     "version": ("hive.agent.version", "Show the versions of this command and of the agent."),
 }
-"""Name -> module that has it as ``command``, and the line the overview shows."""
+"""Name -> module with a ``command``, and the line of the overview."""
 
 GROUPS = {
     "The cluster": "check cluster",
@@ -75,24 +75,24 @@ GROUPS = {
 
 
 class LazyGroup(click.Group):
-    """A group with commands that are imported when they are called."""
+    """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, without importing anything."""
+        """Return all names, without importing anything."""
         del ctx
         return list(COMMANDS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first word names. Raises click.UsageError, with names that are near."""
+        """Resolve the first word. Raises click.UsageError, with similar names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import the command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -101,7 +101,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The overview, without importing anything."""
+        """Write the overview, without importing anything."""
         del ctx
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -110,7 +110,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from importlib import metadata  # 20 ms of imports that no other command needs
+        from importlib import metadata  # 20 ms of imports that other commands do not need
 
         click.echo(f"hive {metadata.version('hive-agent')}")
         ctx.exit()
@@ -131,12 +131,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 )
 @click.option("--debug", is_flag=True, help="When the agent refuses a request, show the request.")
 def cli(debug: bool) -> None:
-    """A Kubernetes network plugin (CNI) on eBPF: its agent, its operator, and tools to look into them."""
-    del debug  # read by the client, from the context
+    """A Kubernetes network plugin (CNI) on eBPF: its agent, its operator, and tools to inspect them."""
+    del debug  # read by the client from the context
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line; exits 0, 1 (it went wrong), 2 (it was asked wrongly) or 130 (interrupted)."""
+    """Run the command line; exits 0, 1 (failure), 2 (usage or configuration) or 130 (interrupted)."""
     sys.exit(_run(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Names that people know for what the agent numbers: pods for endpoints and addresses, services, labels."""
+"""Names for the agent's numbers and addresses: pods, services, nodes, labels."""
 
 import difflib
 import time
@@ -12,17 +12,19 @@ import click
 from hive.client import RefusedError, ask
 
 HELD: Final = 10.0
-"""Seconds for which names hold."""
+"""Seconds for which names are cached."""
 _PAUSE: Final = 1.0
-"""Seconds between two questions for what was not found."""
+"""Seconds between two queries for a missing name."""
 _SERVED_AT: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs"}
 """Types of services with an address of their own, not a node's."""
 _MOST: Final = 5
-"""Candidates that an error names."""
+"""Maximum number of candidates in an error."""
 
 
 def pod_of(endpoint: dict[str, Any]) -> str:
-    """``namespace/name`` of its pod; ``host`` and the like for what is none; empty where it has no name."""
+    """Return ``namespace/name`` of an endpoint's pod; ``host`` and similar for other endpoints; empty without
+    a name.
+    """
     status = endpoint.get("status", {})
     name: str = (status.get("external-identifiers") or {}).get("pod-name", "").strip("/")
     labels = (status.get("labels") or {}).get("security-relevant") or ()
@@ -31,38 +33,38 @@ def pod_of(endpoint: dict[str, Any]) -> str:
 
 
 def service_of(one: dict[str, Any]) -> str:
-    """``namespace/name`` of a frontend's service."""
+    """Return ``namespace/name`` of a frontend's service."""
     flags = one["spec"].get("flags") or {}
     return f"{flags.get('namespace', '')}/{flags.get('name', '')}".strip("/")
 
 
 def labels_text(labels: Iterable[str]) -> str:
-    """Labels that distinguish identities, without what Cilium adds to those of all pods."""
+    """Return the labels that distinguish identities, without those that Cilium adds to all pods."""
     short = [label.removeprefix("k8s:").removeprefix("reserved:") for label in labels]
     own = [label for label in short if not label.startswith(("io.kubernetes.", "io.cilium."))]
     return ", ".join(own or [label for label in short if label.startswith("io.kubernetes.pod.namespace")])
 
 
 class Names:
-    """Names as the agent has them, asked for when the first is needed; without an agent there are none."""
+    """Names from the agent, requested on first use; empty without an agent."""
 
     def __init__(self, agent_socket: Path, timeout: float, *, quiet: bool = False) -> None:
-        """``quiet``: not to mention that there are no names, where an agent need not run."""
+        """``quiet``: print no note that names are missing, where an agent need not run."""
         self._socket, self._timeout, self._quiet = agent_socket, timeout, quiet
         self._silent = False
         self._held: dict[str, tuple[float, dict[Any, str]]] = {}
         self._missing: set[tuple[str, object]] = set()
 
     def endpoint(self, number: int) -> str:
-        """The pod of an endpoint of this node, or what it is instead; empty if not known."""
+        """Return the pod of an endpoint of this node, or its kind; empty if unknown."""
         return self._find("/v1/endpoint", number, _pods)
 
     def identity(self, number: int) -> str:
-        """The labels of an identity in short; empty if not known."""
+        """Return the short labels of an identity; empty if unknown."""
         return self._find("/v1/identity", number, _labels)
 
     def address(self, address: str) -> str:
-        """The pod, else the service, else the node that has an address; empty if none is known."""
+        """Return the pod, service or node with an address; empty if unknown."""
         return (
             self.pod(address)
             or self._find("/v1/service", address, _service_addresses)
@@ -70,7 +72,7 @@ class Names:
         )
 
     def pod(self, address: str) -> str:
-        """The pod that has an address, on any node; empty if none is known."""
+        """Return the pod with an address, on any node; empty if unknown."""
         return self._find("/v1/ip", address, _pod_addresses)
 
     def _find(self, path: str, key: object, names: Callable[[Any], dict[Any, str]]) -> str:
@@ -82,7 +84,7 @@ class Names:
                 self._missing.clear()
             known = names(self._ask(path))
             self._held[path] = time.monotonic(), known
-            if key not in known:  # an address outside of the cluster, most likely: not asked for again soon
+            if key not in known:  # most likely an address outside the cluster: not requested again soon
                 self._missing.add((path, key))
         return known.get(key, "")
 
@@ -90,7 +92,7 @@ class Names:
         try:
             return ask(path, self._socket, timeout=self._timeout) or ()
         except RefusedError as error:
-            if error.status == 404:  # there is none yet
+            if error.status == 404:  # it does not exist yet
                 return ()
             self._give_up(error)
         except click.ClickException as error:
@@ -116,7 +118,7 @@ def _pod_addresses(found: Sequence[dict[str, Any]]) -> dict[Any, str]:
 
 
 def prefix_pod(one: dict[str, Any]) -> str:
-    """``namespace/name`` of the pod that has a prefix of /v1/ip; empty for any other."""
+    """Return ``namespace/name`` of the pod of a prefix of /v1/ip; empty for others."""
     metadata = one.get("metadata") or {}
     return "/".join(filter(None, (metadata.get("namespace"), metadata.get("name"))))
 
@@ -141,10 +143,10 @@ def _node_addresses(answer: Any) -> dict[Any, str]:
 
 
 def endpoint_number(text: str, agent_socket: Path, timeout: float) -> str:
-    """The number of the endpoint that `text` names: by itself, its pod's name or its address.
+    """Return the number of an endpoint that is given by number, pod name or address.
 
-    Cilium's own forms, such as ``container-id:...``, are left as they are. Raises click.ClickException, with
-    names that are near.
+    Cilium's own forms, such as ``container-id:...``, are returned unchanged. Raises click.ClickException,
+    with similar names.
     """
     if text.isdigit() or (":" in text and not _is_address(text)):
         return text
@@ -169,9 +171,9 @@ def _families(pair: dict[str, str]) -> list[str]:
 
 
 def services_of(text: str, agent_socket: Path, timeout: float) -> list[dict[str, Any]]:
-    """The frontends of the service that `text` names: its name, an address of it, or ADDRESS:PORT.
+    """Return the frontends of a service that is given by name, address or ADDRESS:PORT.
 
-    Raises click.ClickException, with names that are near.
+    Raises click.ClickException, with similar names.
     """
     frontends = ask("/v1/service", agent_socket, timeout=timeout)
     found = [one for one in frontends if _means(text, service_of(one)) or text in _addresses(one)]
@@ -189,7 +191,7 @@ def _addresses(one: dict[str, Any]) -> set[str]:
 
 
 def _means(text: str, name: str) -> bool:
-    """Whether a name, or what follows its namespace, is this text."""
+    """Whether the text is a name, or its part after the namespace."""
     return text in (name, name.rpartition("/")[2])
 
 
@@ -202,7 +204,7 @@ def _is_address(text: str) -> bool:
 
 
 def _check(kind: str, text: str, found: Sequence[str], names: Sequence[str], command: str) -> None:
-    """Raises click.ClickException unless there is one."""
+    """Raise click.ClickException unless there is one candidate."""
     if len(found) == 1:
         return
     if found:

@@ -1,4 +1,4 @@
-"""How the command prints: aligned tables, colour on terminals only; JSON, YAML or values for programs."""
+"""Output of commands: aligned tables, colour on terminals only; JSON, YAML or values for programs."""
 
 import json
 import re
@@ -17,13 +17,13 @@ TABLE, WIDE = "table", "wide"
 _JSONPATH = "jsonpath="
 _GAP = 3
 _BELOW = 6
-"""Columns by which a text is indented that stands below its name."""
+"""Indentation of a text below its name."""
 _LEAST = 10
-"""Columns that a text which is cut short keeps."""
+"""Minimum width of a shortened text."""
 
 
 class _Form(click.ParamType[str]):
-    """``table``, ``wide``, ``json``, ``yaml`` or ``jsonpath=TEMPLATE``."""
+    """The form of the output: ``table``, ``wide``, ``json``, ``yaml`` or ``jsonpath=TEMPLATE``."""
 
     name = "form"
 
@@ -70,15 +70,15 @@ def page_options(command: F) -> F:
 
 
 def document(value: object, form: str) -> str | None:
-    """`value` as a program wants it; None where the form is a table, which the command makes itself.
+    """Return `value` for programs, or None for a table, which the command prints itself.
 
-    In a jsonpath every ``{.path}`` (RFC 9535, with the leading ``$`` left out as kubectl has it) is replaced
-    by what it finds: strings as they are, anything else as JSON, several with a blank between them.
+    In a jsonpath every ``{.path}`` (RFC 9535, without the leading ``$``, as in kubectl) is replaced by its
+    values: strings unchanged, others as JSON, several separated by blanks.
     """
     if form in {TABLE, WIDE}:
         return None
     if form == "yaml":
-        import yaml  # 25 ms that no other command needs
+        import yaml  # 25 ms that other commands do not need
 
         return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).rstrip("\n")
     if form == "json":
@@ -92,7 +92,7 @@ def document(value: object, form: str) -> str | None:
 
 
 def shown_as_document(value: object, form: str) -> bool:
-    """Print `value` as a program wants it; False where the form is a table, which the command prints."""
+    """Print `value` for programs; return False for a table, which the command prints itself."""
     if (text := document(value, form)) is None:
         return False
     click.echo(text)
@@ -100,8 +100,8 @@ def shown_as_document(value: object, form: str) -> bool:
 
 
 def _parts(template: str) -> Iterator[tuple[str, Any]]:
-    """Text, and the path after it; None after the last text. Raises ValueError with what is wrong."""
-    import jsonpath  # 60 ms that no other command needs
+    """Yield text and the path after it, None after the last text. Raises ValueError with the fault."""
+    import jsonpath  # 60 ms that other commands do not need
 
     position = 0
     for match in re.finditer(r"\{([^{}]*)\}", template):
@@ -125,25 +125,25 @@ def _plain(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """`value` as the JSON that ``-o json`` prints."""
+    """Return `value` as the JSON of ``-o json``."""
     return json.dumps(value, indent=2)
 
 
 def terminal_width(*, err: bool = False) -> int | None:
-    """Columns of the terminal we print on, or None when the output goes elsewhere and may be wide."""
+    """Return the columns of the terminal, or None if the output goes elsewhere and may be wide."""
     stream = sys.stderr if err else sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def table_width(form: str) -> int | None:
-    """Columns that a table may take: those of the terminal, or None with ``-o wide``."""
+    """Return the maximum width of a table: that of the terminal, or None with ``-o wide``."""
     return None if form == WIDE else terminal_width()
 
 
 def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
-    """Lines with columns padded to their widest cell; the header is bold on a terminal.
+    """Return lines with padded columns; the header is bold on a terminal.
 
-    Cells may be styled: what the eye sees is measured.
+    Widths are those of the visible text, without styles.
     """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
@@ -157,9 +157,9 @@ def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
 
 
 def fact_lines(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
-    """Names with their texts beside them; a text that does not fit goes on below, styles and all.
+    """Return names with their texts beside them; long texts continue below, with their style.
 
-    Indented names are a section, which has a column of its own where it needs a wider one.
+    Indented names are a section, which has a wider column if necessary.
     """
     least = max((len(name) for name, _ in facts if not name.startswith(" ")), default=0)
     for indented, section in groupby(facts, key=lambda fact: fact[0].startswith(" ")):
@@ -183,7 +183,7 @@ def _widest(text: str) -> int:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of whole words; one that is wider, such as a path, has a line of its own."""
+    """Wrap at blanks; a longer word, such as a path, has a line of its own."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
@@ -195,7 +195,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def line_fitted(line: str, width: int | None) -> list[str]:
-    """A line of a text as lines of `width` columns: what does not fit goes on below, further in."""
+    """Wrap a line at `width`; continuation lines are indented."""
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     if width is None or len(click.unstyle(line)) <= width:
@@ -206,13 +206,13 @@ def line_fitted(line: str, width: int | None) -> list[str]:
 
 
 def echo_fitted(line: str, *, err: bool = False) -> None:
-    """Print a line of a text, wrapped where a terminal is narrower."""
+    """Print a line, wrapped at the terminal's width."""
     for part in line_fitted(line, terminal_width(err=err)):
         click.echo(part, err=err)
 
 
 def cell_text(value: object) -> str:
-    """A value as a cell of a table shows it."""
+    """Return a value as the text of a table's cell."""
     match value:
         case None | "" | [] | {}:
             return ""
@@ -233,9 +233,10 @@ def detailed(
     width: int | None,
     below: Sequence[str] = (),
 ) -> list[str]:
-    """A table of cells and their details: these are its last column, or stand below where that is too wide.
+    """Return a table of cells and their details, as the last column or, if that is too wide, below.
 
-    So do columns named `below`, as many as need be; then the longest texts of the others are cut short.
+    Columns named `below` are also moved below as necessary; then the longest texts of the others are
+    shortened.
     """
     beside = [header]
     for cells, details in rows:
@@ -268,9 +269,9 @@ def _fits(lines: Sequence[str], width: int) -> bool:
 
 
 def _cut(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Cells of which the longest are cut short until a line fits, or none can be any shorter.
+    """Shorten the longest cells until a line fits, or none can be shortened further.
 
-    Names of columns, the first row, are cut last.
+    Names of columns, the first row, are shortened last.
     """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
     for least in ([max(_LEAST, len(name)) for name in rows[0]], [_LEAST] * len(widths)):
@@ -286,7 +287,7 @@ def _cut(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def _wrap_last(rows: list[list[str]], width: int) -> list[list[str]]:
-    """Rows that fit: the words of the last column go on below; else long texts are cut short."""
+    """Fit rows: wrap the last column, or else shorten long texts."""
     others = [max(map(len, column)) + _GAP for column in list(zip(*rows, strict=True))[:-1]]
     left = width - sum(others)
     longest = max(rows, key=lambda row: len(row[-1]))[-1]
@@ -300,7 +301,7 @@ def _wrap_last(rows: list[list[str]], width: int) -> list[list[str]]:
 
 
 def _short(text: str, most: int) -> str:
-    """A text of so many columns at most, without its middle: names differ at their ends."""
+    """Shorten a text by its middle, since names differ at their ends."""
     if len(click.unstyle(text)) <= most:
         return text
     start = most // 2
@@ -314,11 +315,10 @@ def fitted(
     columns: Sequence[str] = (),
     first: Sequence[str] = (),
 ) -> list[str]:
-    """Records as a table: `columns`, or every one that holds something, as far as `width` goes.
+    """Return records as a table: `columns`, or all non-empty ones, as many as fit into `width`.
 
-    Those that matter most are that of the first name and the `first`: always shown, with long texts cut
-    short, or wrapped in the last column. Of the others, the narrow ones go first; what is left is
-    named below with what shows `more`.
+    The first name and the `first` columns are always shown: long texts are shortened, or wrapped in the last
+    column. Of the others, wide columns are omitted first; a note names them and the option for `more`.
     """
     names = columns or list(dict.fromkeys(name for record in records for name in record))
     cells = {name: [cell_text(record.get(name)) for record in records] for name in names}

@@ -67,7 +67,7 @@ def redacted_file(name: str, content: bytes) -> bytes:
         return content
     try:
         text = content.decode()
-    except UnicodeDecodeError:  # a log that begins in the middle of a letter
+    except UnicodeDecodeError:  # a log that starts in the middle of a character
         text = content.decode(errors="replace")
     if name.endswith(".json"):
         try:

@@ -1,1 +1,1 @@
-"""The agent as a process: run it, ask how it is, talk to it, collect what a maintainer asks for."""
+"""The agent's process: run it, show its status, run commands in it, collect data for bug reports."""

@@ -1,7 +1,7 @@
 """``cilium-bugtool``: the archive that ``cilium sysdump`` fetches from every agent's pod.
 
-What is in it is what ``hive debug bundle`` collects.
-Source: Cilium 1.17, bugtool/cmd; cilium-cli's sysdump, which looks for the line ``GZIP at PATH``.
+Its content is that of ``hive debug bundle``. Source: Cilium 1.17, bugtool/cmd; cilium-cli's sysdump, which
+searches for the line ``GZIP at PATH``.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""``hive agent``: its help, and its settings."""
+"""``hive agent``: runs the agent, and prints the help of its settings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ WIDTH = 80
 """Columns of the help of settings."""
 
 pass_settings = {"ignore_unknown_options": True}
-"""Context settings of a command that takes the agent's settings."""
+"""Context settings of a command with the agent's settings as options."""
 
 settings_argument = click.argument(
     "settings", nargs=-1, type=click.UNPROCESSED, metavar="[--config-dir=DIR] [--SETTING=VALUE]..."
@@ -29,8 +29,8 @@ settings_argument = click.argument(
 def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     """Run the agent on this node until SIGTERM, SIGINT or SIGHUP.
 
-    A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a line of the YAML file given as
-    --config, else a file named like the setting in the --config-dir, else its default.
+    A setting is read from, in this order: a flag, an environment variable (CILIUM_MTU for --mtu), the YAML
+    file given as --config, a file of its name in the --config-dir, its default.
     """
     if not HELP & set(settings):
         return run_agent(settings)
@@ -38,7 +38,7 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
 
 
 def run_or_help(ctx: click.Context, hive: "Hive", settings: Sequence[str]) -> int:
-    """Run a hive to its end, or print its settings if --help is among the words; the exit code."""
+    """Run a hive to its end, or print its settings if --help is among the words; return the exit code."""
     from lifecycle import GraphError
 
     if not HELP & set(settings):
@@ -52,7 +52,7 @@ def run_or_help(ctx: click.Context, hive: "Hive", settings: Sequence[str]) -> in
 
 
 def settings_help(hive: "Hive") -> str:
-    """Every setting with its type, default and help, for the eye. Raises GraphError."""
+    """Return all settings with type, default and help, formatted. Raises GraphError."""
     formatter = click.HelpFormatter(width=WIDTH)
     with formatter.section("Settings"):
         formatter.write_dl(
@@ -66,7 +66,7 @@ def settings_help(hive: "Hive") -> str:
 
 
 def _term(option: "Option") -> str:
-    """The flag and its type, on several lines where its choices need them."""
+    """Return the flag and its type, in several lines if its choices need them."""
     first, *others = f"--{option.name} {option.type_text}".split("|")
     lines = [first]
     for one in others:

@@ -1,4 +1,4 @@
-"""``hive db``: the tables of the running agent, and what changes in them."""
+"""``hive db``: the tables of the running agent, and their changes."""
 
 import json
 import textwrap
@@ -27,12 +27,12 @@ FIRST = (
     *("kind", "namespace", "name", "pod_namespace", "pod_name", "address", "prefix", "ipv4", "ipv6"),
     *("identity", "direction", "source", "destination", "service", "state", "error"),
 )
-"""Fields that matter most, in whichever table has them."""
+"""The most important fields of all tables."""
 
 
 @click.group()
 def command() -> None:
-    """Show the tables of the running agent: what it knows, and what it derives from that."""
+    """Show the tables of the running agent: its sources and derived state."""
 
 
 @command.command("list")
@@ -66,9 +66,9 @@ def show(
     columns: str | None,
     wide: bool,
 ) -> None:
-    """Show the rows of a table, or all of the row with one KEY.
+    """Show the rows of a table, or all fields of the row with one KEY.
 
-    On a terminal the columns that fit are shown; the others are named below.
+    On a terminal, columns that do not fit are omitted and named at the end.
     """
     rows = ask(f"/statedb/dump/{quote(name, safe='')}", agent_socket, timeout=timeout)[name]
     if key is not None:
@@ -88,9 +88,9 @@ def show(
 @click.argument("name", metavar="TABLE", shell_complete=completion.tables)
 @agent_options
 def watch(name: str, agent_socket: Path, timeout: float, output: str) -> int:
-    """Show every row of a table (+), then rows that change (~) or are removed (-), until ctrl-C.
+    """Show all rows of a table (+), then rows that change (~) or are removed (-), until ctrl-C.
 
-    With -o json, a line of JSON for each.
+    With -o json, each is a line of JSON.
     """
     known: dict[str, dict[str, Any]] = {}
     try:
@@ -105,7 +105,7 @@ def watch(name: str, agent_socket: Path, timeout: float, output: str) -> int:
 
 
 def render(rows: list[dict[str, Any]], width: int | None, columns: Sequence[str] = ()) -> list[str]:
-    """The rows as a table: `columns`, or every one that holds something, as far as `width` goes."""
+    """Return the rows as a table: `columns`, or all non-empty ones, as many as fit into `width`."""
     records = [dict(_fields(row)) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
     if unknown := [name for name in columns if name not in names and records]:
@@ -115,7 +115,7 @@ def render(rows: list[dict[str, Any]], width: int | None, columns: Sequence[str]
 
 
 def describe(change: dict[str, Any], known: dict[str, dict[str, Any]], width: int | None) -> list[str]:
-    """A change in words, given what was known of the rows, which is brought up to date."""
+    """Return a change as text, and update the known rows."""
     key = cell_text(change["key"])
     before, now = known.pop(key, None), dict(_fields(change))
     if change["deleted"]:
@@ -139,7 +139,7 @@ def describe(change: dict[str, Any], known: dict[str, dict[str, Any]], width: in
 
 
 def _fields(row: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Key and fields of a row; a field that is the key is not repeated."""
+    """Return key and fields of a row, without a field that repeats the key."""
     value = row["obj"]
     if not isinstance(value, dict):
         return [("key", row["key"]), ("value", value)]

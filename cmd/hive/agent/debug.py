@@ -1,7 +1,7 @@
-"""``hive debug bundle``: one archive with all that a maintainer asks for.
+"""``hive debug bundle``: one archive with the data for a bug report.
 
-Secrets stay out: settings are shown as the agent shows them, of its environment only its own variables, no
-file of the config-dir is copied, and what looks like a key, a token or a password is hidden.
+It contains no secrets: settings are shown as by the agent; of its environment only its own variables, and no
+file of the config-dir, are included; texts that look like keys, tokens or passwords are hidden.
 """
 
 import io
@@ -46,12 +46,12 @@ FILES = (
 )
 STDOUT = Path("-")
 LOG_BYTES = 1 << 20
-"""Of the plugin's log, the last."""
+"""Maximum size of the plugin's log, from its end."""
 
 
 @click.group()
 def command() -> None:
-    """Collect what a maintainer needs for a bug report."""
+    """Collect the data for a bug report."""
 
 
 @command.command()
@@ -73,7 +73,7 @@ def command() -> None:
 def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: float) -> None:
     """Write one archive with the agent's state, its maps and the node's network; secrets are left out.
 
-    Works without an agent too: what cannot be collected is named in errors.txt and printed at the end.
+    Works without an agent, too. errors.txt and the last lines of output name parts that cannot be collected.
     """
     name = f"hive-debug-{platform.node()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = target or Path(f"{name}.tar.gz")
@@ -97,7 +97,7 @@ def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: flo
 
 @contextmanager
 def _written(path: Path) -> Iterator[IO[bytes]]:
-    """Where the archive goes. Raises click.ClickException."""
+    """Open the archive. Raises click.ClickException."""
     if path == STDOUT:
         yield sys.stdout.buffer
         return
@@ -118,7 +118,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _parts(agent_socket: Path, bpf_root: Path, timeout: float) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Names in the archive, and what makes their contents."""
+    """Yield the names in the archive, with the functions that return their contents."""
     for name, path in PATHS.items():
         yield f"{name}.json", partial(_answer, path, agent_socket, timeout)
     yield "agent/endpoint-logs.json", partial(_endpoint_logs, agent_socket, timeout)
@@ -174,7 +174,7 @@ def _network() -> bytes:
 
 
 def _process(pidfile: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """What the agent uses of the machine, and its log; nothing of what it was started with."""
+    """Return the agent's use of resources and its log, without its command line."""
     try:
         process = Path("/proc", str(int(pidfile.read_text())))
     except (OSError, ValueError):
@@ -191,14 +191,14 @@ def _descriptors(directory: Path) -> bytes:
 
 
 def _log(standard_error: Path) -> bytes:
-    """The end of the agent's log. Raises ValueError where it goes to someone who has to be asked."""
+    """Return the end of the agent's log. Raises ValueError if another program stores it."""
     if not standard_error.is_file():
         raise ValueError("the agent's log is not a file: add it manually, from kubectl logs or journalctl")
     return _end(standard_error)
 
 
 def _cni(agent_socket: Path, timeout: float) -> bytes:
-    """The network configurations that a runtime finds, the first of which it uses; what is in ours."""
+    """Return the network configurations that a runtime finds (it uses the first), and the content of ours."""
     settings = ask("/hive/config", agent_socket, timeout=timeout)["settings"]
     ours = next(one["value"] for one in settings if one["name"] == "write-cni-conf-when-ready")
     if not ours:
@@ -208,7 +208,7 @@ def _cni(agent_socket: Path, timeout: float) -> bytes:
 
 
 def _state(state_dir: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Files of the state directory, and their names; the plugin's log."""
+    """Return names and contents of files in the state directory, and the plugin's log."""
     yield "state/listing.txt", partial(_listing, state_dir)
     for pattern in ("state/*/ep_config.json", "*.json", "cilium.pid"):
         for path in sorted(state_dir.glob(pattern)):

@@ -1,4 +1,4 @@
-"""``hive encryption``: give this node another WireGuard key, and how far that is."""
+"""``hive encryption``: rotates the node's WireGuard key, and shows the progress."""
 
 import time
 from pathlib import Path
@@ -10,12 +10,12 @@ from hive.output import shown_as_document
 
 _PATH = "/encryption/rotation"
 _PACE = 1.0
-"""Seconds between two looks at a rotation."""
+"""Polling interval of a rotation in seconds."""
 
 
 @click.group()
 def command() -> None:
-    """Give this node another WireGuard key while traffic goes on, and show how far that is."""
+    """Rotate this node's WireGuard key without interrupting traffic, and show the progress."""
 
 
 @command.command()
@@ -27,8 +27,8 @@ def command() -> None:
 def rotate(agent_socket: Path, timeout: float, wait: bool) -> None:
     """Rotate the key of this node.
 
-    Other nodes change to the next key while the present one still works. A node that is away holds the
-    rotation up for five minutes. Keys of several nodes are rotated one after the other.
+    Other nodes change to the next key while the current one still works. The rotation waits up to five
+    minutes for unreachable nodes. Keys of several nodes are rotated one after the other.
     """
     state = ask(_PATH, agent_socket, timeout=timeout, method="POST")
     wanted = state["next_key"]
@@ -46,7 +46,7 @@ def rotate(agent_socket: Path, timeout: float, wait: bool) -> None:
 @command.command()
 @agent_options
 def status(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show whether the key of this node is being rotated, and which nodes that waits for."""
+    """Show whether the key of this node is being rotated, and which nodes it waits for."""
     state = ask(_PATH, agent_socket, timeout=timeout)
     if shown_as_document(state, output):
         return

@@ -1,7 +1,7 @@
-"""Which maps and programs the agent will want, from its settings alone, before its cells are imported.
+"""Predicts the agent's maps and programs from its settings, before its cells are imported.
 
-A forecast may be wrong: what was made by it is used only where a cell wants the very same. A test compares it
-with what the cells of the agent ask for.
+The prediction may be wrong: preloaded objects are used only if a cell requests exactly the same. A test
+compares the prediction with the requests of the agent's cells.
 """
 
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ __all__ = ["Forecast", "SettingsOfOthers", "forecast"]
 
 
 class SettingsOfOthers(Settings, frozen=True):
-    """Settings of other cells that decide on maps and programs: names and defaults are theirs."""
+    """Settings of other cells that determine maps and programs; names and defaults are theirs."""
 
     bpf_lb_algorithm: Annotated[Literal["random", "maglev"], RenamedFrom("node-port-algorithm")] = "random"
     """See the cell of services."""
@@ -59,7 +59,7 @@ class SettingsOfOthers(Settings, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What the agent is expected to want."""
+    """The predicted maps and programs."""
 
     agent: AgentSettings
     maps: MapSettings
@@ -69,7 +69,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(sources: Sources) -> Forecast | None:
-    """By these settings; None where some are wrong, which the start reports."""
+    """Predict by these settings; None if some are invalid, which the start reports."""
     kinds = (AgentSettings, MapSettings, DatapathSettings, ServiceSettings, SettingsOfOthers)
     filled = load(kinds, sources, part=True).structs
     if len(filled) < len(kinds):

@@ -1,4 +1,4 @@
-"""``hive health``: which nodes of the cluster this node reaches."""
+"""``hive health``: which nodes of the cluster this node reaches, by the agent's probes."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ _PARTS = {"node": "host", "endpoint": "health-endpoint"}
 @click.command()
 @agent_options
 def command(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show every node of the cluster with the outcome of each probe, the worst first.
+    """Show all nodes of the cluster with the result of each probe, the worst first.
 
-    A cell has the time to the answer at each address of the node, the primary one first, or what went wrong.
-    The times are of the last round of probes.
+    A cell has the round-trip time to each address of the node, the primary one first, or the error. Results
+    are those of the last round of probes.
     """
     socket = agent_socket.with_name("health.sock")
     if agent_socket.exists() and not socket.exists():
@@ -44,7 +44,9 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
 
 
 def node_state(node: Json) -> str:
-    """``reachable``, ``unreachable`` or ``unknown``: that of its worst path; without a path it is unknown."""
+    """Return ``reachable``, ``unreachable`` or ``unknown``, by the node's worst path; without a path it is
+    unknown.
+    """
     states = {reach(path) for part in _PARTS.values() for path in paths_of(node.get(part))}
     return next((state for state in _WORST if state in states), "unknown")
 

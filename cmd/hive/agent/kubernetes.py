@@ -1,4 +1,4 @@
-"""``hive kubernetes``: where the objects of the running agent come from, and how that is."""
+"""``hive kubernetes``: the sources of the running agent's objects, and their state."""
 
 import time
 from pathlib import Path
@@ -20,7 +20,7 @@ def command() -> None:
 @command.command()
 @agent_options
 def status(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show how each kind of object is followed, when it was last updated, and what is wrong."""
+    """Show for each kind of object its source's state, the last update, and errors."""
     server = ask("/v1/healthz", agent_socket, timeout=timeout).get("kubernetes") or {}
     kinds, files = (
         [row["obj"] for row in ask(f"/statedb/dump/{name}", agent_socket, timeout=timeout)[name]]
@@ -59,7 +59,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _age(heard: float) -> str:
-    """How long ago, of seconds since the epoch; 0 is never."""
+    """Return the age of a time in seconds since the epoch; 0 is never."""
     if not heard:
         return "never"
     seconds = max(0, int(time.time() - heard))

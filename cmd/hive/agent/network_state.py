@@ -1,6 +1,6 @@
-"""What the kernel's network is made of: links, addresses, routes of all tables, rules, neighbours, filters.
+"""The kernel's network state as JSON: links, addresses, routes, rules, neighbours, filters.
 
-Source: rtnetlink(7); what ``ip`` and ``tc`` show, for a program.
+Source: rtnetlink(7); the output of ``ip`` and ``tc``, for programs.
 """
 
 import socket
@@ -12,7 +12,7 @@ _EGRESS, _INGRESS = 0xFFFF_FFF3, 0xFFFF_FFF2
 
 
 def network_state() -> dict[str, list[object]]:
-    """Everything of the network namespace we are in, by kind. Raises OSError."""
+    """Return the objects of the current network namespace, by kind. Raises OSError."""
     from pyroute2 import IPRoute, NetlinkError
 
     families = socket.AF_INET, socket.AF_INET6
@@ -43,7 +43,7 @@ def _plain(messages: Iterable[Any]) -> list[object]:
 
 
 def _value(value: Any) -> object:
-    """A message, or what is in one, as JSON has it: attributes by their names, bytes in hex."""
+    """Return a message, or a value in it, as JSON: attributes by name, bytes in hex."""
     match value:
         case Mapping():
             fields = {key: _value(each) for key, each in value.items() if key not in _NOISE}

@@ -1,4 +1,4 @@
-"""``hive node``: the nodes of the cluster, as the running agent knows them."""
+"""``hive node``: the nodes of the cluster, by the running agent."""
 
 from pathlib import Path
 from typing import Any

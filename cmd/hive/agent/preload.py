@@ -1,8 +1,8 @@
-"""Maps and programs of a new node, brought into the kernel while Python imports the agent's cells.
+"""Loads the maps and programs of a new node while Python imports the agent's cells.
 
-Why: the verifier takes a quarter of a cold start, on a processor that Python does not use. Nothing is pinned,
-     entered or attached: the start, once it has claimed the node, takes what is exactly what it would make
-     itself, and closes the rest.
+The verifier takes a quarter of a cold start, on a CPU that Python does not use. Nothing is pinned or
+attached: the start, once it has claimed the node, takes the objects that equal those it would create, and
+closes the others.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ FIRST_GENERATION = 1
 
 
 def preload(sources: Sources) -> tuple[PreparedMaps, PreloadedPrograms] | None:
-    """Begin with what an agent of these settings wants; None where a node has maps, or settings are wrong."""
+    """Start to load the maps and programs of an agent with these settings; None if the node has maps or
+    settings are invalid.
+    """
     wanted = forecast(sources)
     if wanted is None or not is_new(wanted):
         return None
@@ -33,18 +35,18 @@ def preload(sources: Sources) -> tuple[PreparedMaps, PreloadedPrograms] | None:
 
 
 def preloading(sources: Sources) -> Sequence[Cell]:
-    """The same as cells beside the agent's; none where nothing is loaded."""
+    """Return the preloaded objects as cells for the agent's hive; none if nothing is loaded."""
     return tuple(map(supply, preload(sources) or ()))
 
 
 def is_new(wanted: Forecast) -> bool:
-    """Whether nothing is pinned where agents, Cilium's too, have maps and programs."""
+    """Whether nothing is pinned in the directories of our and Cilium's agent."""
     places = (wanted.agent.globals_dir, wanted.agent.programs_dir)
     return not any(place.is_dir() and any(place.iterdir()) for place in places)
 
 
 def make_maps(wanted: Forecast) -> tuple[Map, ...]:
-    """Every map, or what stands in for it. Raises BpfError; none is left then."""
+    """Create all maps or their placeholders. Raises BpfError, after closing all."""
     with ExitStack() as parts:
         made = []
         for attribute, full in node_specs(wanted.maps).items():
@@ -57,7 +59,7 @@ def make_maps(wanted: Forecast) -> tuple[Map, ...]:
 
 
 def load_programs(wanted: Forecast, made: Future[tuple[Map, ...]]) -> Preloaded:
-    """Load them through the verifier, and try them on packets. Raises HiveError and OSError."""
+    """Load programs through the verifier, and test-run them. Raises HiveError and OSError."""
     path = wanted.programs.datapath_object or PACKAGED_OBJECTS / "datapath.o"
     tables, data = made.result(), read_object(path)
     with ExitStack() as parts:

@@ -1,4 +1,4 @@
-"""The agent's process, from its settings to its exit code, without what other commands are made of."""
+"""The agent's process, from its settings to its exit code, without the imports of other commands."""
 
 import ctypes
 import gc
@@ -14,20 +14,20 @@ HELP = {"--help", "-h"}
 USAGE, BROKEN = 2, 2
 
 YAML_NAME = "cilium-config.yaml"
-"""A file of the config-dir that may hold several settings, an extension of ours."""
+"""Name of the file in the config-dir that may contain several settings, an extension of ours."""
 
 ENV_PREFIX = "CILIUM_"
-"""Of environment variables, as Cilium's agent has it."""
+"""Prefix of environment variables, as in Cilium."""
 
 FILE_FLAG = "config"
-"""The flag that may name a YAML file of settings."""
+"""The flag of a YAML file with settings."""
 
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 
 
 def run_agent(settings: Sequence[str]) -> int:
-    """Run the agent until a signal; the exit code."""
-    gc.disable()  # importing makes next to no garbage: looking for it takes 10 ms of the start
+    """Run the agent until a signal; return the exit code."""
+    gc.disable()  # imports create next to no garbage: collections take 10 ms of the start
     share_heap()
     from lifecycle import configure_logging
 
@@ -35,15 +35,15 @@ def run_agent(settings: Sequence[str]) -> int:
     from hive.agent.preload import preloading
 
     hive = build(settings, cells=preloading(sources_of(settings, os.environ)))
-    gc.freeze()  # what is imported stays: no collection has to look through it again
+    gc.freeze()  # imported objects stay: exclude them from collections
     gc.enable()
     return run(hive)
 
 
 def share_heap() -> None:
-    """Make all threads allocate from one heap of glibc's, before there is a thread; elsewhere nothing.
+    """Make all threads allocate from one heap of glibc, before threads start; a no-op elsewhere.
 
-    Else each gets one of its own, and keeps what libbpf takes and frees: some 4 MB after a start.
+    Otherwise each thread has its own heap and retains freed memory of libbpf: some 4 MB after a start.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -51,7 +51,7 @@ def share_heap() -> None:
 
 
 def run(hive: "Hive") -> int:
-    """Run a hive to its end; the exit code."""
+    """Run a hive to its end; return the exit code."""
     from lifecycle import GraphError, configure_logging
 
     try:
@@ -70,10 +70,10 @@ def run(hive: "Hive") -> int:
 def build(
     settings: Sequence[str], environment: Mapping[str, str] = os.environ, cells: "Sequence[Cell]" = ()
 ) -> "Hive":
-    """The hive of the agent with these flags, the environment and the config-dir. Nothing is started.
+    """Return the agent's hive with these flags, the environment and the config-dir; nothing is started.
 
-    Beside the agent it has ``cells``. Its config-dir is that of the whole of Cilium: keys that other programs
-    read are passed over, and any other that is unknown is a warning.
+    ``cells`` are added to the agent's. Its config-dir is that of all of Cilium: keys of other programs are
+    ignored, other unknown keys are warnings.
     """
     from cells.agent import agent
     from cells.unsupported import OTHERS
@@ -87,7 +87,7 @@ def build(
 def sources_of(
     settings: Sequence[str], environment: Mapping[str, str], others: Iterable[str] = ()
 ) -> "Sources":
-    """Where the agent has its settings from. ``others``: keys there that other programs read."""
+    """Return the sources of the agent's settings; ``others`` are keys of other programs."""
     from lifecycle import Sources
 
     return Sources(
@@ -96,7 +96,9 @@ def sources_of(
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:
-    """Say why the hive cannot be: a line per wrong setting, or all faults of the graph; the exit code."""
+    """Print why the hive cannot be built, a line per invalid setting, or all faults of the graph; return the
+    exit code.
+    """
     from lifecycle import SettingsError
 
     if not isinstance(error, SettingsError):

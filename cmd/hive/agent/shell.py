@@ -18,9 +18,9 @@ DEFAULT_SOCKET = Path("/var/run/cilium/shell.sock")
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
 def command(shell_socket: Path, words: tuple[str, ...]) -> int:
-    """Run COMMAND in the agent, or one line after the other; `help` lists all of them.
+    """Run COMMAND in the agent, or lines of standard input one by one; `help` lists all commands.
 
-    On a terminal lines are completed and remembered; lines of a pipe are run up to the first that fails.
+    On a terminal, lines have completion and history. Without one, the first failing line ends the shell.
     """
     from lifecycle import HiveError
     from lifecycle.command import shell

@@ -1,4 +1,4 @@
-"""``hive status``: how the running agent is, line by line as operators know it."""
+"""``hive status``: the status of the running agent, in the lines of Cilium's status."""
 
 import time
 from collections import Counter
@@ -17,7 +17,7 @@ HEALTHY = {"Ok", "Disabled"}
 DONE = "Done"
 _UNKNOWN = {"state": "Unknown", "msg": "the agent does not report its own state"}
 SYNCED = ("nodes", "services", "endpoints", "identities")
-"""What is read of a remote cluster."""
+"""Resources that are synchronized from a remote cluster."""
 _COUNTS = (
     ("num-nodes", "nodes"),
     ("num-endpoints", "addresses"),
@@ -25,7 +25,7 @@ _COUNTS = (
     ("num-shared-services", "services"),
 )
 PAUSE = 0.1
-"""Seconds between two questions while it waits."""
+"""Polling interval in seconds while it waits."""
 
 
 @click.command()
@@ -59,14 +59,14 @@ def command(
 
 
 def _answer(wanted: str | None, agent_socket: Path, headers: dict[str, str], timeout: float) -> Any:
-    """What the agent answers once it is as wanted. Raises click.ClickException when it does not get so."""
+    """Wait for the requested status and return it. Raises click.ClickException after the timeout."""
     deadline = time.monotonic() + timeout
     while True:
         left = deadline - time.monotonic()
         late = left < PAUSE
         try:
             answer = ask("/v1/healthz", agent_socket, headers, max(left, PAUSE))
-        except click.ClickException:  # not there yet, or busy
+        except click.ClickException:  # not available yet, or busy
             if wanted != "ok" or late:
                 raise
         else:
@@ -78,7 +78,7 @@ def _answer(wanted: str | None, agent_socket: Path, headers: dict[str, str], tim
 
 
 def trouble(answer: dict[str, Any]) -> str:
-    """What is wrong, the gravest first; nothing when all is well. The words are those of cilium-dbg."""
+    """Return what is wrong, the most severe first; empty if all is well. Texts are those of cilium-dbg."""
     state = answer.get("cilium") or _UNKNOWN
     if state["state"] not in HEALTHY:
         return f"cilium: {state.get('msg', state['state'])}"
@@ -94,7 +94,7 @@ def _failing(controllers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _served(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iterator[tuple[str, str]]:
-    """What the agent serves, in numbers; nothing of another agent, such as Cilium's."""
+    """Return the numbers of served objects; empty for other agents, such as Cilium's."""
     try:
         tables = ask("/statedb/tables", agent_socket, timeout=timeout)
         policies, proxies = (
@@ -116,7 +116,7 @@ def _served(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Itera
 
 
 def _reached(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iterator[tuple[str, str]]:
-    """How many nodes answer this one's probes; nothing of an answer without details."""
+    """Return how many nodes answer probes; empty for an answer without details."""
     if "modules" not in answer:
         return
     socket = agent_socket.with_name("health.sock")
@@ -139,7 +139,7 @@ def _reached(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iter
 
 
 def policies_text(policies: list[dict[str, Any]]) -> str:
-    """How many are in force as they are written, and how many are not."""
+    """Return how many policies are in force as written, and how many are not."""
     refused = sum(1 for one in policies if one["refused"])
     unlike = sum(1 for one in policies if not one["refused"] and (not one["valid"] or one.get("unenforced")))
     text = f"{len(policies) - refused - unlike} in force"
@@ -177,7 +177,7 @@ def _count(number: int, what: str) -> str:
 def lines(
     answer: dict[str, Any], served: Iterable[tuple[str, str]] = (), *, verbose: bool
 ) -> Iterator[tuple[str, str]]:
-    """Name and text of every line, for the parts the agent reports; `served` among them."""
+    """Yield name and text of every line, for the parts that the agent reports; `served` among them."""
     yield from _around(answer)
     yield "Cilium", _state(answer.get("cilium") or _UNKNOWN)
     yield from _watching(answer)
@@ -208,7 +208,7 @@ def lines(
 
 
 def _clusters(mesh: dict[str, Any] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
-    """How many remote clusters are ready, and why others are not; with ``verbose`` what is known of each."""
+    """Return how many remote clusters are ready, and why others are not; with ``verbose`` their details."""
     if mesh is None:
         return
     clusters = mesh.get("clusters") or ()
@@ -234,7 +234,7 @@ def _clusters(mesh: dict[str, Any] | None, *, verbose: bool) -> Iterator[tuple[s
 
 
 def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the agent depends on, and how it stands beside other programs of the node."""
+    """Yield the lines about the agent's dependencies, and its coexistence with other programs."""
     for key, name in (
         ("kvstore", "KVStore"),
         ("container-runtime", "ContainerRuntime"),
@@ -253,7 +253,7 @@ def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _replacement(found: dict[str, Any]) -> str:
-    """Whether it replaces kube-proxy, at which devices, and what of it is on."""
+    """Return whether kube-proxy is replaced, on which devices, and which features are enabled."""
     on = found.get("mode") == "True"
     devices = [
         f"{one['name']} {' '.join(one.get('ip') or ())}".rstrip() for one in found.get("deviceList") or ()
@@ -271,7 +271,7 @@ def _replacement(found: dict[str, Any]) -> str:
 
 
 def _at_devices(found: dict[str, Any]) -> str:
-    """Whether a part works, and at which devices."""
+    """Return whether a feature is active, and on which devices."""
     if found.get("mode", "Disabled") == "Disabled":
         return click.style("Disabled", fg=QUIET)
     return f"{found['mode']}   [{', '.join(found.get('devices') or ())}]"
@@ -288,7 +288,7 @@ def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _hubble(hubble: dict[str, Any]) -> str:
-    """Whether the agent stores flows, and how many."""
+    """Return whether the agent stores flows, and how many."""
     if not (observer := hubble.get("observer")):
         return _state(hubble)
     current, most = observer.get("current-flows", 0), observer["max-flows"]
@@ -317,7 +317,7 @@ def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _tuned(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
-    """What is on beside the defaults; with ``verbose`` also what is not."""
+    """Return the features enabled in addition to the defaults; with ``verbose`` also the disabled ones."""
     if (encryption := answer.get("encryption")) and (verbose or encryption.get("mode") != "Disabled"):
         yield "Encryption", _encryption(encryption)
     for family in (4, 6):
@@ -338,7 +338,7 @@ def _tuned(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]
 
 
 def _encryption(found: dict[str, Any]) -> str:
-    """The mode, and of WireGuard the interfaces with their peers."""
+    """Return the mode, and for WireGuard the interfaces with their peers."""
     if found.get("mode") == "Disabled":
         return click.style("Disabled", fg=QUIET)
     wireguard = found.get("wireguard") or {}
@@ -352,14 +352,14 @@ def _encryption(found: dict[str, Any]) -> str:
 
 
 def _proxy(proxy: dict[str, Any]) -> str:
-    """Where connections to the proxies go."""
+    """Return the redirects to proxies."""
     count = _count(proxy.get("total-redirects", 0), "redirect")
     envoy = proxy.get("envoy-deployment-mode", "")
     return f"{count} on ports {proxy.get('port-range', '')}" + (f", Envoy: {envoy}" if envoy else "")
 
 
 def _services_in_detail(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What of services is served in the datapath."""
+    """Return the features of services in the datapath."""
     features = found.get("features") or {}
     if not features:
         return
@@ -383,7 +383,7 @@ def _services_in_detail(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _maps(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """How many entries maps take."""
+    """Return the sizes of maps."""
     if not (maps := found.get("maps") or ()):
         return
     ratio = found.get("dynamic-size-ratio") or 0
@@ -393,7 +393,7 @@ def _maps(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def masquerading_text(masquerading: dict[str, Any]) -> str:
-    """How, for which families, and to where not."""
+    """Return the mode of masquerading, its families, and excluded destinations."""
     families = masquerading.get("enabledProtocols", {})
     on = " and ".join(text for name, text in (("ipv4", "IPv4"), ("ipv6", "IPv6")) if families.get(name))
     networks = [masquerading.get(f"snat-exclusion-cidr-{name}") for name in ("v4", "v6")]
@@ -440,7 +440,7 @@ def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator
 
 
 def _level(module: dict[str, Any]) -> str:
-    """Its level; of a job that has ended because there is nothing left to do, that."""
+    """Return the level of health; for a finished job, that."""
     return DONE if (module["level"], module.get("message")) == ("Stopped", "done") else str(module["level"])
 
 

@@ -1,4 +1,4 @@
-"""``hive version``: the versions of this command and of the agent that runs."""
+"""``hive version``: the versions of this command and of the running agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
 
 
 def _agent(agent_socket: Path, timeout: float) -> str:
-    """What the agent reports; empty where none runs."""
+    """Return the agent's version; empty without an agent."""
     if not agent_socket.exists():
         return ""
     return str(ask("/v1/debuginfo", agent_socket, timeout=timeout).get("cilium-version", ""))

@@ -1,1 +1,1 @@
-"""``hive check``: does this cluster work? The checks, the program in their pods, the clusters they run at."""
+"""``hive check``: connectivity tests of a cluster: checks, the probe in their pods, and their sites."""

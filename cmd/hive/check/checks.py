@@ -1,6 +1,6 @@
-"""The checks of ``hive check`` and ``hive lab check``: what is tried, in order, and what a failure means.
+"""The checks of ``hive check`` and ``hive lab check``: tests in order, and the meaning of failures.
 
-Every node is tried as sender and receiver once: with a pod of its own, and with one of the next node.
+Every node is tested as client and server: with a pod of its own, and with one of the next node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _service(run: Run, result: Result) -> None:
 
 
 def _node_port(run: Run, result: Result) -> None:
-    """Each server by the node port of its own node and of the node that asks; also from outside."""
+    """Each server by the node port of its own node and of the client's node; also from outside."""
     services = run.site.services()
     asked = []
     for sender, receiver in run.pairs():
@@ -100,7 +100,7 @@ def _node_port(run: Run, result: Result) -> None:
                         spot = shown_address(address, port, "tcp")
                         about = f"{place_title(place)} → node port of {server.name} at {node}, {spot}"
                         what = run.what("tcp", address, port)
-                        if place.role == "outside":  # it enters at the node, and goes on from there
+                        if place.role == "outside":  # it enters at the node and is forwarded
                             asked.append(Asked(place._replace(node=node), receiver, about, what, server.name))
                         else:
                             asked.append(Asked(place, receiver, about, what, server.name, node))
@@ -156,7 +156,7 @@ def _outside(run: Run, result: Result) -> None:
 
 
 def outside_of(text: str) -> tuple[str, int]:
-    """``ADDRESS``, ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or with a name; without a port it is 443.
+    """Parse ``ADDRESS``, ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or a name; the default port is 443.
 
     Raises ValueError.
     """
@@ -173,7 +173,7 @@ def outside_of(text: str) -> tuple[str, int]:
 
 
 def _policy(kind: str, direction: str) -> Callable[[Run, Result], None]:
-    """The check of one kind of policy and one direction: what it allows passes, and nothing else."""
+    """Return the check of one kind of policy and one direction: only allowed connections pass."""
 
     def run_policy(run: Run, result: Result) -> None:
         allowed = list(run.between(("client", "server"), run.pairs()))
@@ -283,7 +283,7 @@ CHECKS: Final = (
         _outside,
     ),
 )
-"""In the order they run: each needs what is above it."""
+"""The checks in order: each depends on those above it."""
 NAMES: Final = tuple(check.name for check in CHECKS)
 NEEDED: Final = tuple(check.name for check in CHECKS if check.needed)
-"""Checks that run whatever is chosen."""
+"""Checks that always run."""

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster as a place for checks: pods on its nodes, reached through its API server."""
+"""A Kubernetes cluster as a site of checks: pods on its nodes, reached through its API server."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ PATHS: Final = {
     "CiliumNetworkPolicy": "apis/cilium.io/v2/{}/ciliumnetworkpolicies",
 }
 AT_ONCE: Final = 16
-"""Commands in pods at a time."""
+"""Number of commands in pods in parallel."""
 REQUEST: Final = 30.0
-"""Seconds for one request, and for what a command takes besides its tries."""
+"""Timeout in seconds of a request, and of a command in addition to its tries."""
 ENDS_WITHIN: Final = 120.0
-"""Seconds in which a namespace ends."""
+"""Seconds in which a namespace is deleted."""
 _PAUSE: Final = 0.2
 
 
 class CannotCheckError(click.ClickException):
-    """Nothing could be tried: no access, a namespace of others."""
+    """No check can run: no access, or the namespace belongs to others."""
 
     exit_code = 2
 
 
 class ClusterSite:
-    """Leaving the block removes the namespace, and waits until it is not there any more."""
+    """A cluster; leaving the block deletes the namespace and waits for its end."""
 
     def __init__(self, access: Access, agents: str, namespace: str, image: str, start_within: float) -> None:
         """``agents``: the namespace of the agents; ``image``: empty for that of each node's agent."""
@@ -100,7 +100,7 @@ class ClusterSite:
 
     def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
         """See Site."""
-        # Broken off, it could come to be after it was looked for, and stay.
+        # An aborted request could create the namespace after the cleanup has looked for it.
         self._call(self._make_namespace, stopper=CannotCheckError, to_the_end=True)
         return self._call(partial(self._start, nodes))
 
@@ -125,11 +125,11 @@ class ClusterSite:
     # ---- the namespace
 
     def remove_namespace(self) -> bool:
-        """Remove the namespace, if it is of a check; whether there was one. Raises click.ClickException."""
+        """Delete the namespace of a check; return whether it existed. Raises click.ClickException."""
         return self._call(self._remove_namespace, stopper=CannotCheckError)
 
     async def _remove_namespace(self, run: str = "") -> bool:
-        """Only that of a run, if it is given."""
+        """Delete the namespace; with a run, only that of this run."""
         path = f"/api/v1/namespaces/{quote(self.namespace, safe='')}"
         try:
             found = await self._get(path)
@@ -166,7 +166,7 @@ class ClusterSite:
             ) from error
 
     def _check_ours(self, found: Found) -> None:
-        """Raises CannotCheckError for a namespace that no check made."""
+        """Raise CannotCheckError for a namespace that no check has created."""
         if (found["metadata"].get("labels") or {}).get(LABEL) != "namespace":
             raise CannotCheckError(
                 f"namespace {self.namespace} is not of a check (it has no label {LABEL}=namespace): "
@@ -239,7 +239,7 @@ class ClusterSite:
         return places, failed
 
     def _of(self, pod: Found, role: str, node: str) -> tuple[str, ...]:
-        """Addresses of a pod; of one in its node's network those of the node."""
+        """Return the addresses of a pod; of one in the host network those of the node."""
         if role == "host":
             return self._addresses[node]
         state = pod.get("status", {})
@@ -247,7 +247,7 @@ class ClusterSite:
         return several or (str(state["podIP"]),)
 
     async def _pods_ready(self, names: Sequence[str]) -> dict[str, Found]:
-        """The pods, when they are ready or the time is over."""
+        """Return the pods once they are ready, or after the timeout."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         until = time.monotonic() + self._start_within
         while True:
@@ -258,7 +258,7 @@ class ClusterSite:
             await anyio.sleep(_PAUSE)
 
     async def _why(self, name: str, pod: Found | None) -> str:
-        """Why a pod does not start: its last warning, or the kubelet's words."""
+        """Return why a pod does not start: its last warning, or the kubelet's words."""
         if pod is None:
             return "it is not there: something removed it"
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
@@ -286,7 +286,7 @@ class ClusterSite:
         return answers
 
     async def _probe(self, place: Place, wanted: Sequence[Try]) -> list[Answer]:
-        """What a pod answers; where nothing can be run in it, that is what went wrong with every try."""
+        """Run the probe in a pod; if that fails, every try has this error."""
         command = ("hive", "probe", "try", json.dumps(list(wanted)))
         within = max(one["within"] for one in wanted) + REQUEST
         try:
@@ -327,7 +327,7 @@ class ClusterSite:
         *,
         to_the_end: bool = False,
     ) -> T:
-        """Run in the event loop; errors of the API server become a line. An interrupt breaks it off."""
+        """Run in the event loop; errors of the API server become one line. An interrupt cancels it."""
         running = self._portal.start_task_soon(ask)
         try:
             return running.result()
@@ -348,14 +348,14 @@ def _is_linux(node: Found) -> bool:
 
 
 def _image(pod: Found) -> str:
-    """The image of a node's agent, which that node has."""
+    """Return the image of a node's agent, which that node has already."""
     containers = pod["spec"]["containers"]
     found = next((one for one in containers if one["name"] == CONTAINER), containers[0])
     return str(found["image"])
 
 
 def _addresses(node: Found) -> tuple[str, ...]:
-    """The internal ones, or where there are none the external ones."""
+    """Return the internal addresses, or the external ones if there are none."""
     found = node.get("status", {}).get("addresses") or ()
     for kind in ("InternalIP", "ExternalIP"):
         if addresses := tuple(str(one["address"]) for one in found if one.get("type") == kind):

@@ -1,4 +1,4 @@
-"""``hive check``: does this cluster work?"""
+"""``hive check``: tests the cluster's network."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def command(
     skip: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Test a cluster's network: pods, nodes, services, DNS, policies, packet sizes, the outside.
+    """Test a cluster's network: pods, nodes, services, DNS, policies, packet sizes, external hosts.
 
-    Makes three small pods on every node, in a namespace of its own, tries both families, and removes the
-    namespace, also after ctrl-C. Exits 0 when every check passed or was skipped, 1 when one failed, 2 when
-    nothing could be tried.
+    Creates three small pods on every node, in a namespace of its own, tests both families, and deletes the
+    namespace, also after ctrl-C. Exits 0 when every check passed or was skipped, 1 when one failed, 2 when no
+    check could run.
     """
     names = report.chosen(only, skip)
     access = access_of(kubeconfig, context)

@@ -1,4 +1,4 @@
-"""``cilium-dbg troubleshoot``: the way to the etcds of remote clusters and to the own store, step by step.
+"""``cilium-dbg troubleshoot``: tests each step to the etcds of remote clusters and of this one.
 
 Source: Cilium 1.17, cilium-dbg/cmd/troubleshoot*.go, pkg/kvstore/etcd_debug.go. X.509: RFC 5280.
 """
@@ -33,7 +33,7 @@ from hive.dbg.requests import RequestFailedError, ask
 from lifecycle import Duration
 
 HEARTBEAT: Final = b"cilium/.heartbeat"
-"""Read to see whether keys may be read; it need not be there."""
+"""A key that is read to test the permission; it need not exist."""
 NOTE: Final = "\N{INFORMATION SOURCE}\N{VARIATION SELECTOR-16}  "
 _SERVICE: Final = re.compile(r"([^.]+)\.([^.]+)\.svc(\..*)?")
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----\s*(.*?)\s*-----END CERTIFICATE-----", re.DOTALL)
@@ -44,7 +44,7 @@ class _Seconds(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds of ``5s``, as Go writes durations."""
+        """Parse seconds from ``5s``, as Go writes durations."""
         if isinstance(value, float):
             return value
         try:
@@ -123,19 +123,19 @@ def clustermesh(
 
 
 def config_files(folder: Path) -> dict[str, Path]:
-    """The files of remote clusters, by name: those that name endpoints. Raises OSError."""
+    """Return the configuration files of remote clusters by name: those with endpoints. Raises OSError."""
     found = {}
     for path in sorted(folder.iterdir()):
         try:
             if path.is_file() and b"endpoints:" in path.read_bytes():
                 found[path.name] = path
-        except OSError:  # as agents pass over it
+        except OSError:  # agents ignore it, too
             continue
     return found
 
 
 def own_cluster() -> str:
-    """The name of the agent's own cluster; empty where no agent answers."""
+    """Return the name of the agent's cluster; empty without an agent."""
     try:
         settings = (ask("GET /config").get("status") or {}).get("daemonConfigurationMap") or {}
     except RequestFailedError:
@@ -146,14 +146,14 @@ def own_cluster() -> str:
 
 
 class Services:
-    """Addresses of Kubernetes services, as the agent serves them: pods of the node's network ask no DNS."""
+    """Addresses of Kubernetes services from the agent; pods in the host network do not use cluster DNS."""
 
     def __init__(self, *, asked: bool) -> None:
         self._asked = asked
         self._found: dict[tuple[str, str], str] | None = None
 
     def address(self, host: str) -> str:
-        """The cluster address of ``NAME.NAMESPACE.svc``, empty for other names and unknown services."""
+        """Return the cluster IP of ``NAME.NAMESPACE.svc``; empty for other names and unknown services."""
         named = _SERVICE.fullmatch(host)
         if named is None or not self._asked:
             return ""
@@ -178,7 +178,7 @@ class Services:
 
 
 class Check:
-    """The steps to one etcd, each printed with what came of it."""
+    """The steps to one etcd; the result of each is printed."""
 
     def __init__(self, path: Path, timeout: float, services: Services) -> None:
         self._path = path
@@ -186,7 +186,7 @@ class Check:
         self._services = services
 
     def run(self) -> None:
-        """All of them, as far as they get."""
+        """Run the steps up to the first failure."""
         click.echo(f"📄 Configuration path: {self._path}")
         try:
             access = read_access(StoreOptions(config=str(self._path)))
@@ -242,7 +242,7 @@ class Check:
         )
 
     def _connect(self, addresses: list[str], port: int) -> socket.socket:
-        """To the first that answers. Raises OSError."""
+        """Connect to the first address that answers. Raises OSError."""
         failure: OSError = TimeoutError("timed out")
         for address in addresses:
             try:
@@ -254,7 +254,7 @@ class Check:
     def _encrypted(
         self, connection: socket.socket, host: str, where: str, access: EtcdAccess
     ) -> Iterator[str]:
-        """The handshake, and a request: TLS 1.3 refuses client certificates only in place of its answer."""
+        """Do the handshake and a request: TLS 1.3 rejects a client certificate only in the answer."""
         peer = _peer(connection)
         try:
             secured = tls_context(access).wrap_socket(connection, server_hostname=host)
@@ -283,7 +283,7 @@ class Check:
             yield f"{NOTE}Etcd server version: {found[1].decode(errors='replace')}"
 
     def _client(self, access: EtcdAccess) -> Iterator[str]:
-        """A key, as agents read it, of the first address that answers."""
+        """Read a key as agents do, from the first address that answers."""
         import grpc
 
         from cells.kvstore.etcd import load_messages
@@ -343,7 +343,7 @@ def _reason(error: OSError) -> str:
 
 
 def tls_context(access: EtcdAccess) -> ssl.SSLContext:
-    """As agents connect. Raises OSError for certificates that cannot be used."""
+    """Return the TLS context that agents use. Raises OSError for unusable certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if access.ca:
         context.load_verify_locations(cadata=access.ca.decode(errors="replace"))
@@ -357,7 +357,7 @@ def tls_context(access: EtcdAccess) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A name for bytes that are only in memory: the library takes certificates by name alone."""
+    """Return a path of bytes in memory, since the library reads certificates only from files."""
     held = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         os.write(held, content)
@@ -367,7 +367,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def certificates(access: EtcdAccess) -> Iterator[str]:
-    """What is configured, and who issued it."""
+    """Yield the configured certificates with their issuers."""
     if access.ca:
         yield "✅ TLS Root CA certificates:"
         yield from _described(access.ca)
@@ -400,7 +400,7 @@ def _described(pem: bytes) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is printed of one."""
+    """The printed fields of a certificate."""
 
     serial: str
     subject: str
@@ -422,7 +422,7 @@ _VERSION, _INTEGER, _UTC_TIME = 0xA0, 0x02, 0x17
 
 
 def read_certificate(der: bytes) -> Certificate:
-    """The fields of an X.509 certificate. Raises ValueError."""
+    """Parse an X.509 certificate. Raises ValueError."""
     ((_, certificate),) = _elements(der)
     ((_, signed), *_) = _elements(certificate)
     fields = [one for one in _elements(signed) if one[0] != _VERSION]
@@ -436,7 +436,7 @@ def read_certificate(der: bytes) -> Certificate:
 
 
 def _elements(data: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of each element of DER. Raises ValueError."""
+    """Yield tag and content of each DER element. Raises ValueError."""
     found = []
     at = 0
     while at < len(data):
@@ -454,7 +454,7 @@ def _elements(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _name(data: bytes) -> str:
-    """As ``CN=etcd,O=example``, the last part first, as RFC 4514 has it."""
+    """Format a name as ``CN=etcd,O=example``, the last part first (RFC 4514)."""
     parts = []
     for _, attributes in _elements(data):
         for _, attribute in _elements(attributes):
@@ -464,7 +464,7 @@ def _name(data: bytes) -> str:
 
 
 def _time(tag: int, text: bytes) -> datetime:
-    """UTCTime has two digits of the year: those from 50 on are of the 20th century."""
+    """Parse a time; two-digit years from 50 on are in the 20th century (UTCTime)."""
     pattern = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
     found = datetime.strptime(text.decode(errors="replace"), pattern).replace(tzinfo=UTC)
     return found.replace(year=found.year - 100) if tag == _UTC_TIME and found.year >= 2050 else found

@@ -1,7 +1,7 @@
-"""The objects that checks make: a namespace, pods, services, policies; all with a label of their own.
+"""The objects of checks: a namespace, pods, services, policies; all have a label of checks.
 
-Source: Pod Security Standards: the pods hold to "restricted", but for those in their node's network, for
-which the namespace is labelled "privileged".
+Source: Pod Security Standards: pods comply with "restricted", except those in the host network, for which the
+namespace is labelled "privileged".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 Object = dict[str, Any]
 NAMESPACE: Final = "hive-check"
 LABEL: Final = "hive-check"
-"""On everything that a check makes; its value is the role."""
+"""Label of all objects of a check; its value is the role."""
 RUN: Final = "hive-check-run"
 OPEN, SHUT = 18470, 18471
 """Ports of the servers: one that policies allow, one that they do not."""
@@ -25,7 +25,7 @@ _LONGEST: Final = 63
 
 
 def name_of(role: str, node: str) -> str:
-    """A pod's name: the role and the node's name, of which a label takes 63 characters."""
+    """Return a pod's name: role and node name, shortened to the 63 characters of a label."""
     name = f"{role}-{node.replace('.', '-').lower()}"
     if len(name) <= _LONGEST:
         return name
@@ -33,19 +33,19 @@ def name_of(role: str, node: str) -> str:
 
 
 def server_name(node: str) -> str:
-    """The pod of a node that answers, and its service."""
+    """Return the name of a node's server pod, and of its service."""
     return name_of("server", node)
 
 
 def namespace_object(name: str, run: str = "") -> Object:
-    """The namespace of a check; ``run`` is what the check that made it knows it by."""
+    """Return the namespace of a check; ``run`` identifies the run that created it."""
     labels = {LABEL: "namespace", "pod-security.kubernetes.io/enforce": "privileged"}
     labels |= {RUN: run} if run else {}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def pod_object(role: str, node: str, namespace: str, image: str, ports: Sequence[int]) -> Object:
-    """A pod on a node, past the scheduler: it runs also where new pods should not."""
+    """Return a pod bound to a node without the scheduler, so that it also runs on cordoned nodes."""
     name = name_of(role, node)
     listening = [argument for port in ports for argument in ("--port", str(port))]
     security: Object = {
@@ -81,7 +81,7 @@ def pod_object(role: str, node: str, namespace: str, image: str, ports: Sequence
 
 
 def service_object(node: str, namespace: str) -> Object:
-    """The service of a node's server, with a node port."""
+    """Return the service of a node's server, with a node port."""
     name = server_name(node)
     port = {"name": "open", "port": SERVICE_PORT, "targetPort": OPEN, "protocol": "TCP"}
     return {
@@ -98,7 +98,7 @@ def service_object(node: str, namespace: str) -> Object:
 
 
 def policies(kind: str, direction: str, namespace: str) -> list[Object]:
-    """Clients reach servers on one port; nothing else is allowed in this direction."""
+    """Return policies that allow one port from clients to servers, and nothing else in this direction."""
     client, server = {"matchLabels": {LABEL: "client"}}, {"matchLabels": {LABEL: "server"}}
     subject, peer = (server, client) if direction == "ingress" else (client, server)
     metadata = {"name": f"check-{direction}", "namespace": namespace, "labels": {LABEL: "policy"}}

@@ -1,7 +1,7 @@
-"""``hive probe``: what runs in the pods of a check: a server that names itself, and a client that tries it.
+"""``hive probe``: the program in the pods of a check: a server that returns its name, and a client.
 
-Why one program: a check needs nothing in its pods but the agent's image, which every node has.
-Source: ip(7), ipv6(7): IP_MTU_DISCOVER, IP_MTU; with IP_PMTUDISC_PROBE no router and no kernel fragments.
+It is part of the agent's image, which every node has, so checks need no other image. Source: ip(7), ipv6(7):
+IP_MTU_DISCOVER, IP_MTU; with IP_PMTUDISC_PROBE neither routers nor the kernel fragment.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ import click
 Kind = Literal["tcp", "udp", "mtu", "bulk", "connect", "name"]
 KINDS: Final = ("tcp", "udp", "mtu", "bulk", "connect", "name")
 PATIENCE: Final = 1.0
-"""Seconds for which one attempt waits for an answer."""
+"""Timeout of one attempt in seconds."""
 BULK: Final = 256 * 1024
-"""Bytes that a bulk transfer sends, and gets back."""
+"""Size of a bulk transfer in bytes, in each direction."""
 _PAUSE: Final = 0.1
 _ECHO: Final = b"echo:"
-"""What a datagram begins with that is sent back as it came."""
+"""Prefix of datagrams that the server echoes."""
 _ECHO_STREAM: Final = b"e"
 _HEADERS: Final = {4: 20 + 8, 6: 40 + 8}
-"""Bytes of IP and UDP before what is sent."""
+"""Size of the IP and UDP headers in bytes."""
 _LEAST: Final = {4: 576, 6: 1280}
-"""Bytes of a packet that every link takes: RFC 791, RFC 8200."""
+"""Packet size in bytes that every link supports: RFC 791, RFC 8200."""
 _PROBE: Final = 3
-"""IP_PMTUDISC_PROBE: Don't Fragment is set, and the path's MTU as the kernel learned it is not used."""
+"""IP_PMTUDISC_PROBE: sets Don't Fragment and ignores the kernel's cached path MTU."""
 _IP_MTU_DISCOVER, _IP_MTU = 10, 14
 _IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
 
 
 class Try(TypedDict):
-    """What a client tries, until it goes as expected or the time is over."""
+    """An attempt of the client, repeated until the expected result or the deadline."""
 
     kind: Kind
     to: str
     """An address; for ``name`` a DNS name."""
     port: int
     answers: bool
-    """Whether an answer is expected; else that there is none."""
+    """Whether an answer is expected, or none."""
     within: float
-    """Seconds."""
+    """Deadline in seconds."""
 
 
 class Answer(NamedTuple):
-    """How a try went."""
+    """The result of a try."""
 
     ok: bool
-    """Whether as expected."""
+    """Whether the result is the expected one."""
     who: str = ""
-    """What the server calls itself; for ``name`` the addresses of the name."""
+    """The server's name; for ``name`` the addresses of the name."""
     why: str = ""
-    """What went otherwise."""
+    """The unexpected result."""
 
 
 # The server
 
 
 class Server:
-    """Answers on TCP and UDP ports, of every address and both families, until it is closed."""
+    """Answers on TCP and UDP ports of all addresses and both families, until it is closed."""
 
     def __init__(self, name: str, ports: Sequence[int]) -> None:
-        """Bind. Raises OSError when a port is taken, or the host has no family at all."""
+        """Bind. Raises OSError if a port is in use, or the host has neither family."""
         self._name = name.encode() + b"\n"
         self._sockets: list[socket.socket] = []
         try:
@@ -111,13 +111,13 @@ class Server:
             sock.listen(64)
 
     def start(self) -> None:
-        """Serve, in threads that end with the process or with close()."""
+        """Serve in threads that end with the process or with close()."""
         for sock in self._sockets:
             serve = self._accept if sock.type == socket.SOCK_STREAM else self._datagrams
             threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         for sock in self._sockets:
             sock.close()
 
@@ -130,7 +130,7 @@ class Server:
             threading.Thread(target=self._stream, args=(sock,), daemon=True).start()
 
     def _stream(self, sock: socket.socket) -> None:
-        """Name itself; then send back what comes."""
+        """Send the name; then echo."""
         with sock, contextlib.suppress(OSError):
             sock.settimeout(30)
             sock.sendall(self._name)
@@ -143,7 +143,7 @@ class Server:
                 data, peer = sock.recvfrom(1 << 16)
             except OSError:
                 return
-            with contextlib.suppress(OSError):  # larger than the way back takes: the client learns by silence
+            with contextlib.suppress(OSError):  # exceeds the return path: the client gets no answer
                 sock.sendto(data if data.startswith(_ECHO) else self._name, peer)
 
 
@@ -151,7 +151,7 @@ class Server:
 
 
 def attempt(tries: Sequence[Try]) -> list[Answer]:
-    """Try all of them at once; how each went, in their order."""
+    """Run all tries in parallel; return the results in their order."""
     if not tries:
         return []
     with ThreadPoolExecutor(max_workers=min(32, len(tries))) as pool:
@@ -159,7 +159,7 @@ def attempt(tries: Sequence[Try]) -> list[Answer]:
 
 
 def _attempt(one: Try) -> Answer:
-    """Until it goes as expected, or the time is over."""
+    """Repeat a try until the expected result or the deadline."""
     until = time.monotonic() + one["within"]
     while True:
         began = time.monotonic()
@@ -176,7 +176,7 @@ def _attempt(one: Try) -> Answer:
 
 
 def _once(one: Try) -> Answer:
-    """Raises OSError where nothing answers."""
+    """Try once. Raises OSError without an answer."""
     if one["kind"] == "name":
         return _name(one["to"])
     address = (one["to"], one["port"])
@@ -214,7 +214,7 @@ def _line(sock: socket.socket) -> str:
 
 
 def _transfer(sock: socket.socket) -> None:
-    """Send so many bytes and get them back: segments as large as the path takes. Raises OSError."""
+    """Send bytes and receive them back, in segments as large as the path allows. Raises OSError."""
     block = _ECHO_STREAM * (1 << 14)
     for _ in range(BULK // len(block)):
         sock.sendall(block)
@@ -227,7 +227,7 @@ def _transfer(sock: socket.socket) -> None:
 
 
 def _datagram(address: tuple[str, int], data: bytes, patience: float) -> bytes:
-    """What comes back for a datagram. Raises OSError."""
+    """Return the answer to a datagram. Raises OSError."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.settimeout(patience)
@@ -237,7 +237,7 @@ def _datagram(address: tuple[str, int], data: bytes, patience: float) -> bytes:
 
 
 def _largest(address: tuple[str, int]) -> Answer:
-    """Whether packets as large as the route allows go there and back. Raises OSError where none does."""
+    """Whether packets of the route's MTU pass in both directions. Raises OSError if none passes."""
     version = 6 if ":" in address[0] else 4
     with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         _never_fragment(sock, version)
@@ -255,7 +255,7 @@ def _largest(address: tuple[str, int]) -> Answer:
 
 
 def _passes(sock: socket.socket, size: int, version: int) -> bool:
-    """Whether a packet of so many bytes goes there and back; one may be lost."""
+    """Whether a packet of this size passes in both directions; one may be lost."""
     for number in range(2):
         data = _ECHO + bytes((number,)) + size.to_bytes(4)
         data += bytes(size - _HEADERS[version] - len(data))
@@ -278,7 +278,7 @@ def _never_fragment(sock: socket.socket, version: int) -> None:
 
 
 def _route_mtu(sock: socket.socket, version: int) -> int:
-    """Bytes of a packet that the route of a connected socket takes."""
+    """Return the MTU of a connected socket's route."""
     level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if version == 6 else (socket.IPPROTO_IP, _IP_MTU)
     return sock.getsockopt(level, option)
 
@@ -294,7 +294,7 @@ def _reason(error: OSError) -> str:
 
 @click.group()
 def command() -> None:
-    """Be the server or the client in a pod of hive check; of use to scripts, too."""
+    """Run the server or the client of hive check, in its pods; also usable in scripts."""
 
 
 @command.command()
@@ -308,7 +308,7 @@ def serve(name: str, ports: tuple[int, ...]) -> None:
         over.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)  # as process 1 of a container it has no default
+        signal.signal(number, end)  # process 1 of a container has no default action
     try:
         server = Server(name, ports)
     except OSError as error:
@@ -322,7 +322,7 @@ def serve(name: str, ports: tuple[int, ...]) -> None:
 @command.command("try")
 @click.argument("tries", metavar="JSON")
 def try_(tries: str) -> None:
-    """Connect to servers, all at once, and print each result.
+    """Connect to servers in parallel, and print each result.
 
     JSON is a list of objects: kind (tcp, udp, mtu, bulk, connect or name), to, port, answers, within
     (seconds).
@@ -331,7 +331,7 @@ def try_(tries: str) -> None:
         wanted: list[Any] = json.loads(tries)
         checked = [_checked(one) for one in wanted]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise click.UsageError(f"{error!r}: expected a list of tries in JSON") from error
+        raise click.UsageError(f"{error}: expected a list of objects in JSON, see the examples") from error
     click.echo(json.dumps(attempt(checked)))
 
 

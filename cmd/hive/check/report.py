@@ -1,4 +1,4 @@
-"""How a check prints: a line as each ends, what went wrong below it, and a document for programs."""
+"""Output of checks: a line for each result with its errors below, and a document for programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hive.output import BAD, GOOD, QUIET, json_text, line_fitted, terminal_width
 F = TypeVar("F", bound=Callable[..., object])
 COLOURS: Final = {"passed": GOOD, "failed": BAD, "skipped": QUIET}
 _MOST: Final = 6
-"""Lines of what went wrong in a check; the others are counted."""
+"""Maximum number of error lines of a check; the others are counted."""
 _WIDEST: Final = 1000
 _INDENT: Final = 10
 
 
 def options(command: F) -> F:
-    """The options of every command that checks."""
+    """The options of every command that runs checks."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one document at the end."),
         click.option(
@@ -54,7 +54,9 @@ def options(command: F) -> F:
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> tuple[str, ...]:
-    """Names of the checks to run. Raises click.UsageError where none is left, or one that others need."""
+    """Return the checks to run. Raises click.UsageError if none is left, or if others depend on a skipped
+    one.
+    """
     if needed := [name for name in skip if name in NEEDED]:
         raise click.UsageError(f"--skip {needed[0]}: every other check needs it")
     wanted = [name for name in NAMES if name in (*NEEDED, *(only or NAMES)) and name not in skip]
@@ -64,7 +66,7 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> tuple[str, ...]:
 
 
 def perform(run: Run, names: Sequence[str], *, as_json: bool) -> None:
-    """Run checks and print how they go. Raises click.exceptions.Exit with 1 when one failed."""
+    """Run checks and print the results. Raises click.exceptions.Exit with 1 if one failed."""
     began = time.monotonic()
     printer = _Printer(quiet=as_json)
     printer.header(run)
@@ -103,7 +105,7 @@ def _document(run: Run, results: Sequence[Result], counts: dict[str, int], secon
 
 
 class _Printer:
-    """Lines for a person; with ``quiet`` none."""
+    """Prints lines for users; none with ``quiet``."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -116,7 +118,7 @@ class _Printer:
         self._line(f"{run.facts.cluster}: {count}, routing {run.facts.routing}")
 
     def running(self, title: str) -> None:
-        """Show what is under way, on a terminal."""
+        """Show the running check, on a terminal."""
         if self._live:
             click.echo(f"{'...':{_INDENT}}{title}"[: self._width - 1], nl=False)
 

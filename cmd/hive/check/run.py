@@ -1,6 +1,6 @@
-"""A run of checks: where the probe can run, what is asked of it there, and what came of each check.
+"""A run of checks: the places of probes, their tries, and the result of each check.
 
-What pods cannot reach of each other is left out of later checks, so that one fault fails one check.
+Paths that are known to be broken are left out of later checks, so that one fault fails one check.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hive.check.probe import Answer, Kind, Try
 Role = Literal["client", "server", "host", "outside"]
 State = Literal["passed", "failed", "skipped"]
 WITHIN: Final = 10.0
-"""Seconds for which a check tries, before it fails."""
+"""Seconds for which a check tries before it fails."""
 FAMILIES: Final = {4: "IPv4", 6: "IPv6"}
 PAGE: Final = "Does the cluster work?"
-"""The title of the documentation's page that has a section about each check."""
+"""Title of the documentation's page with a section about each check."""
 
 
 class Place(NamedTuple):
-    """Where the probe runs: a pod of a node, the node itself, or outside."""
+    """A place of the probe: a pod of a node, the node itself, or an external host."""
 
     name: str
     node: str
@@ -32,24 +32,24 @@ class Place(NamedTuple):
     addresses: tuple[str, ...]
 
     def address(self, version: int) -> str:
-        """Its address of a family, empty without one."""
+        """Return its address of a family; empty without one."""
         return next((one for one in self.addresses if ip_address(one).version == version), "")
 
 
 class Facts(NamedTuple):
-    """What is known before anything is tried."""
+    """The properties of the site before any check."""
 
     cluster: str
-    """Where it is."""
+    """The address of the cluster."""
     nodes: tuple[str, ...]
     without_agent: Mapping[str, str]
-    """Nodes where no agent is ready, and why."""
+    """Nodes without a ready agent -> reason."""
     routing: str
     """``native`` or the protocol of the tunnel."""
 
 
 class Service(NamedTuple):
-    """A service in front of one server."""
+    """A service with one server as its backend."""
 
     addresses: tuple[str, ...]
     port: int
@@ -57,34 +57,36 @@ class Service(NamedTuple):
 
 
 class Site(Protocol):
-    """A cluster that checks run at."""
+    """A cluster in which checks run."""
 
     namespace: str
     host_port: int
     untried: dict[str, str]
-    """Checks that cannot be tried here, and why."""
+    """Checks that cannot run here -> reason."""
 
     def facts(self) -> Facts:
-        """Look around. Raises click.ClickException."""
+        """Return the properties of the site. Raises click.ClickException."""
 
     def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
-        """Make namespace and pods; the places there are, and nodes where pods did not start, and why."""
+        """Create namespace and pods; return the places, and nodes with pods that did not start, with the
+        reason.
+        """
 
     def ask(self, tries: Mapping[Place, Sequence[Try]]) -> Mapping[Place, Sequence[Answer]]:
-        """Try from several places at once."""
+        """Run tries from several places in parallel."""
 
     def services(self) -> Mapping[str, Service]:
-        """The service of each node's server."""
+        """Return the service of each node's server."""
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Create objects of the namespace. Raises click.ClickException."""
+        """Create objects in the namespace. Raises click.ClickException."""
 
     def remove(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Remove them; those that are not there are fine. Raises click.ClickException."""
+        """Delete objects, ignoring missing ones. Raises click.ClickException."""
 
 
 class Path(NamedTuple):
-    """Between pods of two nodes, or from pods of one to the other itself."""
+    """A path between pods of two nodes, or from pods of a node to another node itself."""
 
     sender: str
     receiver: str
@@ -97,31 +99,31 @@ class Path(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One try, from where, and what a person reads of it."""
+    """One try with its source, and its description."""
 
     place: Place
     to_node: str
     about: str
     what: Try
     who: str = ""
-    """Who has to answer, if that matters."""
+    """The server that must answer, if that matters."""
     by: str = ""
-    """The node by which it goes, of a node port."""
+    """The node of the node port, if it uses one."""
 
     @property
     def path(self) -> Path:
-        """The nodes it goes from and to."""
+        """The nodes of source and destination."""
         return Path(self.place.node, self.to_node, ip_version(self.what["to"]), "pods")
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All that has to work for it."""
+        """All paths that must work for it."""
         return (self.path, self.path._replace(receiver=self.by, of="nodes")) if self.by else (self.path,)
 
 
 @dataclass
 class Result:
-    """How a check went."""
+    """The result of a check."""
 
     name: str
     title: str
@@ -130,36 +132,36 @@ class Result:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
     note: str = ""
-    """Why it is skipped, or what it left out."""
+    """Why it was skipped, or what it left out."""
     what_to_do: str = ""
     see: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the output."""
+    """A check, one line of the output."""
 
     name: str
     title: str
-    """With ``{routing}`` where that matters."""
+    """Its title; ``{routing}`` is replaced."""
     do: str
-    """What to do when it fails."""
+    """What to do if it fails."""
     run: Callable[[Run, Result], None]
     needed: bool = False
-    """It runs whatever is chosen."""
+    """Whether it always runs."""
 
     @property
     def see(self) -> str:
-        """The part of the documentation about it."""
+        """The section of the documentation about it."""
         return f'"{PAGE}" in the documentation, section {self.name}'
 
 
 class SkippedError(Exception):
-    """There is nothing to try."""
+    """The check has nothing to test."""
 
 
 class Run:
-    """One run over a site."""
+    """One run on a site."""
 
     def __init__(self, site: Site, *, outside: str = "", within: float = WITHIN) -> None:
         self.site = site
@@ -169,14 +171,14 @@ class Run:
         self.wanted = self.facts.nodes
         self.places: dict[tuple[str, Role], Place] = {}
         self.nodes: tuple[str, ...] = ()
-        """Those where the pods run."""
+        """The nodes with running pods."""
         self.versions: tuple[int, ...] = ()
-        """Families that all pods have."""
+        """The IP families that all pods have."""
         self.broken: set[Path] = set()
-        """What earlier checks found: later ones leave it out."""
+        """Paths that earlier checks found broken; later ones leave them out."""
 
     def results(self, checks: Iterable[Check]) -> Iterator[Result]:
-        """Run these checks in order; each result as it comes. Raises click.ClickException."""
+        """Run these checks in order; yield each result. Raises click.ClickException."""
         for check in checks:
             result = Result(check.name, check.title.format(routing=self.facts.routing))
             began = time.monotonic()
@@ -188,7 +190,7 @@ class Run:
             yield result
 
     def _run(self, check: Check, result: Result) -> None:
-        """Raises SkippedError, click.ClickException."""
+        """Run a check. Raises SkippedError, click.ClickException."""
         if why := self.site.untried.get(check.name):
             raise SkippedError(why)
         if not check.needed and not self.nodes:
@@ -200,11 +202,11 @@ class Run:
     # ---- what checks are made of
 
     def place(self, node: str, role: Role) -> Place:
-        """A place of a node."""
+        """Return a place of a node."""
         return self.places[node, role]
 
     def pairs(self, *, local: bool = True, remote: bool = True) -> Iterator[tuple[str, str]]:
-        """Senders' and receivers' nodes: each with itself, each with the next."""
+        """Return pairs of source and destination nodes: each with itself, each with the next."""
         for number, node in enumerate(self.nodes):
             if local:
                 yield node, node
@@ -220,7 +222,7 @@ class Run:
         port: int = OPEN,
         answers: bool = True,
     ) -> Iterator[Asked]:
-        """Tries of every kind and family from one place to another."""
+        """Return tries of every kind and family from one place to another."""
         for sender, receiver in pairs:
             one, other = self.place(sender, roles[0]), self.place(receiver, roles[1])
             for version in self.versions:
@@ -233,13 +235,13 @@ class Run:
                         yield Asked(one, receiver, about, what, other.name if answers else "")
 
     def what(self, kind: Kind, to: str, port: int = 0, *, answers: bool = True) -> Try:
-        """One try, for as long as a check may take."""
+        """Return a try with the timeout of a check."""
         return Try(kind=kind, to=to, port=port, answers=answers, within=self.within)
 
     def ask(self, result: Result, asked: Iterable[Asked]) -> list[Asked]:
-        """Try all that is not known to be broken; what went wrong, which the result gets, too.
+        """Run the tries on paths that are not known to be broken; return the failures, also in the result.
 
-        Raises SkippedError where nothing is left to try.
+        Raises SkippedError if no try is left.
         """
         asked = list(asked)
         wanted = [one for one in asked if self.broken.isdisjoint(one.paths)]
@@ -271,7 +273,7 @@ def _wrong(asked: Asked, answer: Answer) -> str:
 
 
 def ip_version(to: str) -> int:
-    """4 or 6; 0 for a name."""
+    """Return 4 or 6; 0 for a name."""
     try:
         return ip_address(to).version
     except ValueError:  # a name
@@ -279,14 +281,14 @@ def ip_version(to: str) -> int:
 
 
 def place_title(place: Place) -> str:
-    """As failures name it."""
+    """Return the place's name in failures."""
     if place.role == "outside":
         return "outside"
     return f"node {place.node}" if place.role == "host" else place.name
 
 
 def shown_address(address: str, port: int, kind: Kind) -> str:
-    """As failures name what is tried there."""
+    """Return the destination as failures name it."""
     if not port:
         return address
     where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

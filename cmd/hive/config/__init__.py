@@ -1,1 +1,1 @@
-"""Settings: what can be set, what the running agent has, and the directory they are written to."""
+"""Settings: their reference, the running agent's values, and the directory with their files."""

@@ -1,4 +1,4 @@
-"""``hive config``: what can be set, what is set, and whether that is what runs."""
+"""``hive config``: the reference of settings, their values, and differences from the running agent."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lifecycle import Cell
 
 REFUSED = "(refused)"
-"""The name of a change that is none: what the agent would say of the settings at its start."""
+"""Name of a Change for invalid settings."""
 
 
 @click.group()
@@ -43,8 +43,8 @@ def command() -> None:
 def reference(form: str, of: str) -> None:
     """Print every setting: its type, default and meaning.
 
-    The schema is that of an object with settings by their names, as in a ConfigMap before its values are
-    turned into texts.
+    The schema describes an object with settings by name, such as a ConfigMap before its values are converted
+    to strings.
     """
     from lifecycle import Sources
     from lifecycle.graph import json_schema, markdown, sections
@@ -62,7 +62,7 @@ def reference(form: str, of: str) -> None:
 
 
 def _process(name: str) -> "tuple[Cell, ...]":
-    """All cells of the agent, or of the operator with those of the hive inside it."""
+    """Return all cells of the agent, or of the operator with its inner hive."""
     if name == "operator":
         from cells.operator import LEADER, operator
         from lifecycle import module
@@ -89,10 +89,10 @@ def list_settings(
     timeout: float,
     output: str,
 ) -> int:
-    """List every setting with its value: those an agent would start with, or those it runs with (--live).
+    """List every setting with its value: of a new agent, or of the running one (--live).
 
-    Settings are given as to `hive agent`: flags, environment, --config-dir. Wrong ones are reported, exit
-    code 2.
+    Settings are given as to `hive agent`: flags, environment, --config-dir. Invalid ones are reported, with
+    exit code 2.
     """
     if live:
         if settings:
@@ -123,7 +123,7 @@ def list_settings(
 
 
 def render(found: list[dict[str, str]], width: int | None, columns: tuple[str, ...]) -> list[str]:
-    """A table; where it is too wide for a terminal, each setting with the rest beside or below it."""
+    """Return a table; on a narrow terminal, details are beside or below each setting."""
     lines = fitted(found, None, "", columns)
     if width is None or all(len(click.unstyle(line)) <= width for line in lines):
         return lines
@@ -135,7 +135,7 @@ def render(found: list[dict[str, str]], width: int | None, columns: tuple[str, .
 
 
 def _show(changes: list[dict[str, str]]) -> None:
-    """A table of what a restart would change, and, if so, why the agent would not start again."""
+    """Print a table of what a restart would change and, if settings are invalid, the errors."""
     wrong = [one["configured"] for one in changes if one["name"] == REFUSED]
     right = [one for one in changes if one["name"] != REFUSED]
     for line in right and fitted(

@@ -1,4 +1,4 @@
-"""``hive config get``: one setting of the running agent, or one option that can be changed while it runs.
+"""``hive config get``: a setting, or a runtime option, of the running agent.
 
 Source: cilium-dbg config get KEY.
 """
@@ -17,9 +17,9 @@ from hive.output import document
 @click.argument("name", shell_complete=completion.settings)
 @agent_options
 def get_setting(name: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the value of NAME in the running agent: a setting (mtu), or an option (DropNotification).
+    """Show the value of NAME in the running agent: a setting (mtu), or a runtime option (DropNotification).
 
-    In either case of letters. All of them: hive config list --live.
+    NAME is case-insensitive. For all settings: hive config list --live.
     """
     spec = ask("/v1/config", agent_socket, timeout=timeout)["spec"]
     found = {

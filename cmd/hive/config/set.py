@@ -1,4 +1,4 @@
-"""``hive config set``: change what can be changed while the agent runs.
+"""``hive config set``: changes runtime options of the agent.
 
 Source: cilium-dbg config OPTION=VALUE.
 """
@@ -20,9 +20,9 @@ ENFORCEMENT = {"policyenforcement", "policy-enforcement", "enable-policy"}
 @socket_option
 @timeout_option
 def set_options(options: tuple[str, ...], agent_socket: Path, timeout: float) -> None:
-    """Change options of the running agent until its next start: PolicyEnforcement=always, Debug=Enabled.
+    """Change runtime options of the agent until its next start: PolicyEnforcement=always, Debug=Enabled.
 
-    All of them or none. Packets are treated accordingly from the next one on.
+    Either all or none are changed. They apply from the next packet on.
     """
     spec = ask("/v1/config", agent_socket, timeout=timeout)["spec"]
     known = {name.lower(): name for name in spec.get("options") or {}}

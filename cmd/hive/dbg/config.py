@@ -25,7 +25,7 @@ OPTIONS: Final = {
     "SourceIPVerification": "Enable the check of the source IP on pod egress",
     "TraceNotification": "Enable trace notifications",
 }
-"""Options that the client knows, and what they do."""
+"""Options of Cilium's client, and their descriptions."""
 AGGREGATION: Final = "MonitorAggregationLevel"
 _LEVELS: Final = {
     "": 0,
@@ -156,7 +156,7 @@ def _change(options: tuple[str, ...], num_pages: int) -> None:
 
 
 def parse_option(text: str, known: Iterable[str]) -> tuple[str, int]:
-    """The proper name and the number of an option such as ``Name=enable``. Raises InvalidOptionError."""
+    """Parse ``Name=enable``; return the option's proper name and number. Raises InvalidOptionError."""
     negated = text.startswith("!")
     name, equals, value = text.removeprefix("!").partition("=")
     if not equals or negated:
@@ -179,7 +179,7 @@ def options_text(names: Iterable[str]) -> str:
 
 
 def option_lines(values: Mapping[str, Any], *, indented: bool = False) -> str:
-    """A line for each option, sorted; what can be read as a boolean is Enabled or Disabled."""
+    """Return a line for each option, sorted; boolean values are Enabled or Disabled."""
     return "".join(_line(name, _switch(_go_value(values[name])), indented) for name in sorted(values))
 
 
@@ -205,7 +205,7 @@ def _read_only_lines(status: Any) -> str:
 
 
 def _go_value(value: Any) -> str:
-    """A value as Go prints it."""
+    """Format a value like Go."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

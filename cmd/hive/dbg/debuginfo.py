@@ -1,4 +1,4 @@
-"""``cilium-dbg debuginfo`` and ``version``: all that the agent knows about itself, and which it is.
+"""``cilium-dbg debuginfo`` and ``version``: all state of the agent, and its version.
 
 Source: Cilium 1.17, cilium-dbg/cmd/{debuginfo,version}.go, pkg/version.
 """
@@ -44,7 +44,7 @@ def _own() -> str:
 
 
 def _parts(text: str) -> dict[str, str]:
-    """The parts of a version, empty where it is of another form: every word of it has a place of its own."""
+    """Return the parts of a version; empty for another format."""
     match = _VERSION.fullmatch(text)
     values = dict(zip(_KEYS, match.groups(), strict=True)) if match is not None else {}
     return {
@@ -91,7 +91,7 @@ def _block(title: str, text: str, level: str = "####") -> str:
 
 
 def _sections(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each part in Markdown, under its name."""
+    """Return each part in Markdown, by title."""
     texts = {
         "cilium-version": "Cilium version",
         "kernel-version": "Kernel version",

@@ -45,7 +45,7 @@ def command() -> None:
 
 
 def endpoint_id(text: str) -> str:
-    """An endpoint's ID as the API takes it. Raises click.ClickException for a prefix that there is not."""
+    """Return an endpoint's id as the API expects it. Raises click.ClickException for an unknown prefix."""
     prefix, colon, _ = text.partition(":")
     if colon and prefix not in _PREFIXES:
         raise click.ClickException(
@@ -73,7 +73,7 @@ def list_endpoints(no_headers: bool, output: str) -> None:
 
 
 def endpoint_table(endpoints: list[dict[str, Any]], *, headers: bool = True) -> str:
-    """The table of endpoints, with a line for each of their labels."""
+    """Return the table of endpoints, with a line for each of their labels."""
     lines = []
     if headers:
         lines.append(
@@ -135,7 +135,7 @@ def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
 
 
 def _expanded(value: Any) -> Any:
-    """A value with the JSON that its texts are, such as rules, as JSON."""
+    """Return a value with embedded JSON texts, such as rules, decoded."""
     if isinstance(value, list):
         return [_expanded(one) for one in value]
     if isinstance(value, dict):
@@ -266,6 +266,6 @@ def _labels(endpoint: str) -> Any:
 
 
 def _label(text: str) -> str:
-    """``[source:]key[=value]`` with its source, ``unspec`` where none is named."""
+    """Return ``[source:]key[=value]`` with its source, ``unspec`` by default."""
     source, colon, _ = text.partition(":")
     return text if colon and source and "=" not in source else f"unspec:{text.removeprefix(':')}"

@@ -1,7 +1,7 @@
-"""``cilium-dbg``, and ``cilium`` inside of the agent's image: Cilium's command line, over this agent.
+"""``cilium-dbg``, and ``cilium`` in the agent's image: Cilium's command line for this agent.
 
-Source: Cilium 1.17's cilium-dbg; what ``cilium`` (cilium-cli), its sysdump and its tests run in agents' pods.
-Commands are imported when they are called. Every failure exits 1, as Cilium's does.
+Source: Cilium 1.17's cilium-dbg; commands that ``cilium`` (cilium-cli), its sysdump and its tests run in
+agents' pods. Commands are imported when they are called. All failures exit 1, as in Cilium.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ NOT_BUILT: Final = {
     "preflight": "policies are checked by hive policy check",
     "sysdump": "run cilium sysdump outside of the pod, or hive debug inside",
 }
-"""Commands of Cilium's that this one refuses, and what there is instead."""
+"""Cilium's unsupported commands, and their replacements."""
 
 
 class Group(click.Group):
-    """A group that prints its help, and exits 0, without a subcommand; other names of commands are known."""
+    """A group that prints its help, and exits 0, without a subcommand; it resolves aliases."""
 
     def __init__(
         self,
@@ -70,7 +70,10 @@ class Group(click.Group):
         self._not_built = not_built or {}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; `ls` is `list`. Raises click.ClickException for one that is not built."""
+        """Return the command of a name; `ls` is `list`.
+
+        Raises click.ClickException for an unsupported one.
+        """
         if cmd_name in self._not_built:
             raise click.ClickException(
                 f"{ctx.command_path} {cmd_name} is not available with this agent: {self._not_built[cmd_name]}"
@@ -87,15 +90,15 @@ class Group(click.Group):
 
 
 class _Root(click.Group):
-    """The command itself; its subcommands are imported when they are called."""
+    """The root command; its subcommands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, without importing anything."""
+        """Return all names, without importing anything."""
         del ctx
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now. Raises click.ClickException for one that there is not."""
+        """Import the command. Raises click.ClickException for an unknown one."""
         del ctx
         if cmd_name in NOT_BUILT:
             raise click.ClickException(
@@ -108,7 +111,7 @@ class _Root(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand. Raises click.ClickException for an answer of the agent with other types."""
+        """Run the subcommand. Raises click.ClickException for an answer with unexpected types."""
         try:
             return super().invoke(ctx)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -119,7 +122,7 @@ class _Root(click.Group):
             raise click.ClickException(reason) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The overview, without importing anything."""
+        """Write the overview, without importing anything."""
         del ctx
         with formatter.section("Available Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
@@ -136,7 +139,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the exit code. Errors are printed to stderr."""
+    """Run the command line; return the exit code. Errors are printed to stderr."""
     try:
         arguments, host = _without_global_options(arguments)
     except click.UsageError as error:
@@ -145,7 +148,7 @@ def run(arguments: list[str]) -> int:
 
 
 def run_client(command: click.Command, name: str, arguments: list[str], host: str | None = None) -> int:
-    """Run a client of Cilium's; its exit code. Errors are printed to stderr."""
+    """Run one of Cilium's clients; return its exit code. Errors are printed to stderr."""
     stdout = sys.stdout
     try:
         result = command.main(arguments or ["--help"], prog_name=name, standalone_mode=False, obj=host)
@@ -167,7 +170,7 @@ def run_client(command: click.Command, name: str, arguments: list[str], host: st
 
 
 def _without_global_options(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The arguments without ``-H``, ``-D`` and ``--config``, which stand anywhere; the host.
+    """Return the arguments without ``-H``, ``-D`` and ``--config``, which may be anywhere, and the host.
 
     Raises click.UsageError for an option without its value.
     """
@@ -196,6 +199,6 @@ def _refuse(text: str) -> int:
 
 
 def root_only(what: str) -> None:
-    """Raise click.ClickException unless this runs as root."""
+    """Raise click.ClickException unless the user is root."""
     if os.geteuid() != 0:
         raise click.ClickException(f'Please run "{what}" command(s) with root privileges.')

@@ -1,4 +1,4 @@
-"""``cilium-dbg map`` and ``metrics``: what the agent holds of its maps, and its metrics.
+"""``cilium-dbg map`` and ``metrics``: the agent's cached content of its maps, and its metrics.
 
 Source: Cilium 1.17, cilium-dbg/cmd/{map,metrics}*.go.
 """
@@ -85,7 +85,7 @@ def events(name: str, follow: bool, output: str) -> None:
         else:
             time = re.sub(r"\.\d+(?=Z|[+-])", "", one.get("timestamp", ""))
             key = json.dumps(one.get("key", ""))
-            value = json.dumps(json.dumps(one.get("value", ""))[1:-1])  # the client quotes it twice
+            value = json.dumps(json.dumps(one.get("value", ""))[1:-1])  # Cilium's client quotes it twice
             click.echo(
                 f"key={key} value={value} time={time} action={one.get('action', '')} "
                 f'desiredState={one.get("desired-action", "")} lastError="{one.get("last-error", "")}"'
@@ -93,7 +93,7 @@ def events(name: str, follow: bool, output: str) -> None:
 
 
 def _events(name: str, follow: bool) -> Iterator[dict[str, Any]]:
-    """Changes of a map, the oldest first. Raises click.ClickException."""
+    """Yield changes of a map, the oldest first. Raises click.ClickException."""
     path = path_of("/map/{name}/events", {"name": name}, {"follow": "true" if follow else "false"})
     if follow:
         yield from follow_lines(path, socket_path())

@@ -109,7 +109,7 @@ def encrypt_status(output: str) -> None:
     failure = "Cannot get daemon encryption status"
     status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"})
     found = status.get("encryption") or {}
-    if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves it to its clients
+    if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves this to its clients
         try:
             found["ipsec"] = anyio.run(_ipsec)
         except OSError as error:
@@ -138,7 +138,7 @@ XFRM_STATISTICS: Final = Path("/proc/net/xfrm_stat")
 
 
 async def _ipsec() -> dict[str, Any]:
-    """What the kernel has of IPsec, as the API's IPsecStatus. Raises OSError."""
+    """Return the kernel's IPsec state, as the API's IPsecStatus. Raises OSError."""
     kernel = XfrmKernel()
     keys = {(one.aead, one.auth, one.crypt) for one in await kernel.states()}
     sequence = await kernel.last_sequence()
@@ -155,8 +155,9 @@ async def _ipsec() -> dict[str, Any]:
 
 
 def _decrypting() -> list[str]:
-    """Links at which a program takes what is encrypted: Cilium's of its own for that, or the one of native
-    devices, as our agent and Cilium's have. Raises OSError.
+    """Return the devices with a program that receives encrypted packets. Raises OSError.
+
+    Either Cilium's separate program, or the program of native devices, as in our agent and in Cilium.
     """
     from pyroute2 import IPRoute
     from pyroute2 import NetlinkError as Refused
@@ -226,7 +227,7 @@ def encrypt_flush(force: bool, node_id: str, spi: int, stale: bool) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """Ask on the terminal; no answer is a no."""
+    """Ask on the terminal; no answer counts as no."""
     click.echo(question, nl=False)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
@@ -240,7 +241,7 @@ def _node_number(text: str) -> int:
 
 
 def _known_nodes() -> frozenset[int]:
-    """Numbers of the nodes in cilium_node_map_v2. Raises click.ClickException."""
+    """Return the node ids in cilium_node_map_v2. Raises click.ClickException."""
     name = "cilium_node_map_v2"
     try:
         entries = entries_of(name, f"Unable to read {GLOBALS / name}")
@@ -250,7 +251,9 @@ def _known_nodes() -> frozenset[int]:
 
 
 async def _flush(spi: int, number: int | None, known: frozenset[int] | None) -> tuple[int, int]:
-    """Delete states and policies of an SPI, a node or no known node; how many. Raises NetlinkError."""
+    """Delete states and policies of an SPI, a node or unknown nodes; return their number. Raises
+    NetlinkError.
+    """
 
     def selects(node: int, its_spi: int) -> bool:
         if known is not None:
@@ -277,7 +280,7 @@ def kvstore() -> None:
 
 
 def _without_store() -> NoReturn:
-    """Raises click.ClickException: this command has no client of etcd."""
+    """Raise click.ClickException: this command has no etcd client."""
     try:
         configuration: Any = ask("GET /config")
     except RequestFailedError as error:

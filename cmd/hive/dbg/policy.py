@@ -1,4 +1,4 @@
-"""``cilium-dbg policy``, ``identity``, ``ip`` and ``fqdn``: rules, and who they are for.
+"""``cilium-dbg policy``, ``identity``, ``ip`` and ``fqdn``: rules, identities and addresses.
 
 Source: Cilium 1.17, cilium-dbg/cmd/{policy,identity,ip,fqdn}*.go.
 """
@@ -96,7 +96,9 @@ def validate_policy(path: str) -> None:
 
 
 def _rules(path: str) -> list[dict[str, Any]]:
-    """The rules of a file, or of the files of a folder, as the client sends them. Raises ClickException."""
+    """Return the rules of a file, or of the files of a folder, as the client sends them. Raises
+    ClickException.
+    """
     place = Path(path)
     try:
         files = sorted(place.rglob("*.json")) if place.is_dir() else [place]
@@ -108,7 +110,7 @@ def _rules(path: str) -> list[dict[str, Any]]:
 
 
 def _defaulted(rule: dict[str, Any]) -> dict[str, Any]:
-    """A rule with the sources of its labels, and whether it denies by default."""
+    """Return a rule with the sources of its labels, and whether it denies by default."""
     new = dict(rule)
     for name in ("endpointSelector", "nodeSelector"):
         if name in new:
@@ -188,7 +190,7 @@ def wait(revision: int, sleep_time: int, fail_wait_time: int, max_wait_time: int
 
 
 def _progress(endpoint: dict[str, Any], revision: int) -> str:
-    """``ready`` at this revision, ``late``, or ``failed``."""
+    """Return ``ready`` at this revision, ``late``, or ``failed``."""
     status = endpoint.get("status") or {}
     policies = status.get("policy") or {}
     realized, wanted = policies.get("realized"), policies.get("spec")
@@ -318,13 +320,13 @@ def _print_addresses(
 def _prefix_order(one: dict[str, Any]) -> tuple[int, int, bytes]:
     try:
         network = ip_network(one.get("cidr", ""), strict=False)
-    except ValueError:  # first, printed as it is
+    except ValueError:  # printed unchanged, first
         return -1, 0, str(one.get("cidr", "")).encode()
     return network.prefixlen, network.version, network.network_address.packed
 
 
 def identity_labels(number: int) -> list[str]:
-    """The labels of an identity; of an unknown one its name or number, and why on standard error."""
+    """Return the labels of an identity; for an unknown one its name or number, with a message on stderr."""
     try:
         found = ask("GET /identity/{id}", id=str(number))
     except RequestFailedError as error:

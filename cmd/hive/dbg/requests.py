@@ -1,6 +1,7 @@
-"""What ``cilium-dbg`` asks the agent's API, and the words in which it reports that this failed.
+"""Requests of ``cilium-dbg`` to the agent's API, with the error messages of Cilium's client.
 
-Source: Cilium 1.17's generated client (api/v1/client, pkg/client); names of responses are its openapi.yaml's.
+Source: Cilium 1.17's generated client (api/v1/client, pkg/client); names of responses are those of its
+openapi.yaml.
 """
 
 import http.client
@@ -17,10 +18,10 @@ import click
 from hive.client import DEFAULT_SOCKET, UnixConnection
 
 TIMEOUT: Final = 90.0
-"""Seconds that the client waits for an answer."""
+"""Timeout of an answer in seconds."""
 HINT: Final = "Is the agent running?"
 ANSWERS: Final = "hive.dbg.answers"
-"""What the click context remembers of answers: for misread()."""
+"""Key of the click context for decoded answers, see misread()."""
 
 _STATUSES: Final = {
     400: "BadRequest",
@@ -63,7 +64,7 @@ _NAMES: Final[Mapping[str, Mapping[int, str]]] = {
     "GET /bgp/routes": {501: "Disabled"},
     "GET /bgp/route-policies": {501: "Disabled"},
 }
-"""Responses of operations with names that differ from those of their statuses."""
+"""Responses with names that differ from those of their statuses."""
 _ANSWERS: Final[Mapping[str, frozenset[int]]] = {
     "GET /healthz": frozenset(),
     "GET /config": frozenset(),
@@ -106,7 +107,7 @@ _ANSWERS: Final[Mapping[str, frozenset[int]]] = {
     "GET /bgp/routes": frozenset({500, 501}),
     "GET /bgp/route-policies": frozenset({500, 501}),
 }
-"""Statuses that the client knows of each operation; all others it reports without what the agent answered."""
+"""Statuses that the client decodes for each operation; for others it reports no body."""
 _LISTS: Final = frozenset(
     f"GET /{path}"
     for path in (
@@ -115,7 +116,7 @@ _LISTS: Final = frozenset(
         *("policy/selectors", "recorder", "recorder/masks", "service"),
     )
 )
-"""Operations that are answered with a list; the others, with an object."""
+"""Operations that return a list; others return an object."""
 _WITHOUT_TEXT: Final = frozenset({403, 404, 429})
 """Statuses of responses without a body in the schema."""
 _TEXTLESS: Final = frozenset(
@@ -131,7 +132,7 @@ _INITIALISMS: Final = {"Id": "ID", "Ip": "IP", "Ids": "Ids", "Fqdn": "Fqdn", "Lr
 
 
 class RequestFailedError(Exception):
-    """Raised when a request fails; its text is the client's, ``status`` 0 when no agent answered."""
+    """Raised if a request fails; the text is the client's, ``status`` is 0 without an answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -139,7 +140,7 @@ class RequestFailedError(Exception):
 
 
 def socket_path() -> Path:
-    """The agent's socket: ``-H``, else CILIUM_SOCK, else the usual one."""
+    """Return the agent's socket: ``-H``, CILIUM_SOCK or the default."""
     context = click.get_current_context(silent=True)
     given = context.find_root().obj if context is not None else None
     host = str(given or os.environ.get("CILIUM_SOCK") or DEFAULT_SOCKET)
@@ -157,14 +158,14 @@ def ask(
     timeout: float = TIMEOUT,
     **named: str,
 ) -> Any:
-    """Ask for an operation such as ``GET /endpoint/{id}``; the decoded answer.
+    """Call an operation such as ``GET /endpoint/{id}``; return the decoded answer.
 
-    Values of `named` take their places in the path. Raises RequestFailedError.
+    Values of `named` replace the path's parameters. Raises RequestFailedError.
     """
     method, _, template = operation.partition(" ")
     status, content = send(method, path_of(template, named, query), body, headers, timeout)
     if status < http.client.MULTIPLE_CHOICES:
-        read = method == "GET" or template == "/policy"  # the answers to other changes are not read
+        read = method == "GET" or template == "/policy"  # answers to other changes are not read
         found = decoded(content if read else b"", list if operation in _LISTS else dict)
         if (context := click.get_current_context(silent=True)) is not None:
             context.meta.setdefault(ANSWERS, []).append((operation, found))
@@ -173,7 +174,7 @@ def ask(
 
 
 def decoded(content: bytes, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """An answer as Cilium's client decodes it: null fields are absent, and no answer is an empty one.
+    """Decode an answer like Cilium's client: null fields are absent, and no answer is an empty one.
 
     Raises RequestFailedError if it is not JSON, or of another kind.
     """
@@ -193,7 +194,7 @@ def _without_nulls(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def misread(context: click.Context) -> str:
-    """What is wrong with the types of an answer that a command could not print; empty if nothing is."""
+    """Return which fields of an answer have unexpected types; empty if none has."""
     import msgspec
 
     from cells.api.openapi import DESCRIBED
@@ -212,7 +213,7 @@ def misread(context: click.Context) -> str:
 
 
 def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:
-    """As ask(); where the request fails, the command ends with a line that begins with ``failure``."""
+    """Call an operation; on failure, exit with a line that starts with ``failure``."""
     try:
         return ask(operation, **request)
     except RequestFailedError as error:
@@ -220,7 +221,7 @@ def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:
 
 
 def path_of(template: str, named: Mapping[str, str], query: Mapping[str, str] | None = None) -> str:
-    """A path below /v1; of values, a slash is escaped."""
+    """Return a path below /v1; slashes in values are escaped."""
     path = template
     for name, value in named.items():
         path = path.replace(f"{{{name}}}", _escaped(value))
@@ -241,7 +242,7 @@ def send(
     timeout: float = TIMEOUT,
     socket: Path | None = None,
 ) -> tuple[int, bytes]:
-    """Send a request to a socket, the agent's unless another is named; status and body.
+    """Send a request to a socket, by default the agent's; return status and body.
 
     Raises RequestFailedError.
     """
@@ -277,7 +278,7 @@ def send(
 
 
 def explain(operation: str, status: int, content: bytes) -> str:
-    """Why an operation failed, in the words of the client that was generated from the API's description."""
+    """Return why an operation failed, in the words of Cilium's generated client."""
     method, _, path = operation.partition(" ")
     words = [word.capitalize() for word in re.split(r"[^a-z0-9]+", path) if word]
     if status not in _ANSWERS.get(operation, ()):

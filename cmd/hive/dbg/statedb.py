@@ -1,4 +1,4 @@
-"""``cilium-dbg statedb``: tables of the agent under the names and columns of Cilium's.
+"""``cilium-dbg statedb``: tables of the agent, with Cilium's names and columns.
 
 Source: Cilium 1.17, cilium-dbg/cmd/statedb.go and the TableRow() of each table's objects.
 """
@@ -83,7 +83,7 @@ TABLES: Final[dict[str, dict[str, Cell]]] = {
     },
     "sysctl": {"Name": lambda row: ".".join(row.get("Name") or ()), "Value": "Val", "Status": _status},
 }
-"""Tables that have a command, with their columns: a key of the row, or what makes the cell of it."""
+"""Tables with a command, and their columns: a key of the row, or a function that returns the cell."""
 _WATCH: Final = click.option(
     "-w", "--watch", default="", help="Watch for new changes after the given interval"
 )
@@ -135,7 +135,7 @@ def _cell(row: Row, cell: Cell) -> str:
 
 
 def _rows(name: str) -> Iterator[Row]:
-    """All rows of a table. Raises RequestFailedError with the agent's reason."""
+    """Return all rows of a table. Raises RequestFailedError with the agent's reason."""
     query = {"key": _FIRST, "table": name, "index": "__revision__", "lowerbound": True}
     status, content = send("GET", "/statedb/query", query)
     for one in [decoded(line) for line in content.splitlines() if line.strip()]:

@@ -28,20 +28,20 @@ _HEALTHY: Final = {"Ok", "Disabled"}
 _UNHEALTHY: Final = {"Warning", "Failure"}
 _DEVICE_MODES: Final = {"veth", "netkit", "netkit-l2"}
 _HEALTH_CONTROLLER: Final = "cilium-health-ep"
-"""The controller of the health endpoint: without it there are no probes to report."""
+"""The controller of the health endpoint; without it there are no probes to report."""
 _NEVER: Final = "0001-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True)
 class Details:
-    """Which parts are printed in full."""
+    """The parts that are printed in full."""
 
     addresses: bool = False
     controllers: bool = False
     redirects: bool = False
     clusters: bool = False
     verbose: bool = False
-    """Clock source, replacement of kube-proxy, sizes of maps."""
+    """Clock source, kube-proxy replacement, sizes of maps."""
 
 
 ALL: Final = Details(addresses=True, controllers=True, redirects=True, clusters=True, verbose=True)
@@ -105,7 +105,7 @@ def command(
 
 
 def _check(status: Json) -> None:
-    """Raises RequestFailedError for a duration that the client cannot decode."""
+    """Raise RequestFailedError for a duration that the client cannot decode."""
     uptime = ((status.get("hubble") or {}).get("observer") or {}).get("uptime", "")
     if not isinstance(uptime, str):
         field = "HubbleStatusObserver.hubble.observer.uptime"
@@ -113,12 +113,12 @@ def _check(status: Json) -> None:
 
 
 def unhealthy(status: Json) -> bool:
-    """Whether the agent reports that it does not work."""
+    """Whether the agent reports a failure."""
     return "cilium" in status and (status["cilium"] or {}).get("state") not in _HEALTHY
 
 
 def brief_text(status: Json) -> str:
-    """``OK``, or the first thing that is wrong."""
+    """Return ``OK``, or the first failure."""
     health = (status.get("cluster") or {}).get("ciliumHealth")
     parts = {
         "kvstore": status.get("kvstore"),
@@ -137,7 +137,7 @@ def brief_text(status: Json) -> str:
 
 
 def status_text(status: Json, details: Details) -> str:
-    """Lines with tabs between their cells; tables in them are aligned already."""
+    """Return lines with tab-separated cells; nested tables are already aligned."""
     parts = (
         _connections(status),
         _features(status),
@@ -155,7 +155,7 @@ def _enabled(value: object) -> str:
 
 
 def _devices(replacement: Json) -> str:
-    """Devices with their addresses, and which of them routes."""
+    """Return devices with their addresses, and which of them is the direct routing device."""
     if replacement.get("mode") == "False":
         return ""
     text, names = "", replacement.get("devices") or ()
@@ -383,7 +383,7 @@ def _hubble(hubble: Json) -> Iterator[str]:
 
 
 def _replacement(replacement: Json | None) -> Iterator[str]:
-    """What of kube-proxy is replaced, in full."""
+    """Return the details of the kube-proxy replacement."""
     if replacement is None:
         return
     features = replacement.get("features") or {}
@@ -446,7 +446,7 @@ def _encryption(encryption: Json) -> Iterator[str]:
 
 
 def _health(status: Json, all_nodes: bool, verbose: bool) -> Iterator[str]:
-    """What the probes of nodes report, and the agent's modules."""
+    """Yield the results of probes, and the agent's modules."""
     controllers = status.get("controllers") or ()
     if not any(one.get("name") == _HEALTH_CONTROLLER for one in controllers):
         yield "Cluster health:\t\tProbe disabled\n"
@@ -491,7 +491,7 @@ def _reachable(node: Json, part: str) -> bool:
 
 
 def _modules(verbose: bool) -> Iterator[str]:
-    """The table of the agent's health: counts, or its tree."""
+    """Return the agent's health: counts, or its tree."""
     query = {"key": "YWdlbnQ=", "table": "health", "index": "identifier", "lowerbound": True}
     try:
         code, content = send("GET", "/statedb/query", query)

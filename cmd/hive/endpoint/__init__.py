@@ -1,1 +1,1 @@
-"""Endpoints of the running agent: listed, looked at, changed."""
+"""Endpoints of the running agent: list, show, change."""

@@ -1,4 +1,4 @@
-"""``hive endpoint labels|config``: what of one endpoint can be changed while it runs.
+"""``hive endpoint labels|config``: changes labels and options of an endpoint.
 
 Source: cilium-dbg's commands of the same names.
 """
@@ -27,9 +27,9 @@ def labels(
     timeout: float,
     output: str,
 ) -> None:
-    """Show the labels of an endpoint (a number, pod or address), and which of them count for policy.
+    """Show the labels of an endpoint (a number, pod or address), and which are used by policies.
 
-    Or change those that users gave it.
+    Or change user-defined labels.
     """
     found = ask_one(endpoint, "/labels", agent_socket, timeout)
     if added or removed:
@@ -74,7 +74,7 @@ def _relabel(
 
 
 def _named(label: str) -> str:
-    """Source and key: what a label replaces, or is taken off by."""
+    """Return source and key, which identify a label."""
     key, _, _ = label.partition("=")
     return key if ":" in key else f"unspec:{key}"
 
@@ -86,7 +86,7 @@ def _named(label: str) -> str:
 def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
     """Show the options of an endpoint (a number, pod or address), or change them.
 
-    OPTION=VALUE is such as SourceIPVerification=Disabled; its programs go by it from the next packet on.
+    OPTION=VALUE, for example SourceIPVerification=Disabled, applies from the next packet on.
     """
     found = ask_one(endpoint, "/config", agent_socket, timeout)
     known = found.get("realized", {}).get("options") or {}
@@ -102,7 +102,7 @@ def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout:
 
 
 def _wanted(options: tuple[str, ...], known: dict[str, str]) -> dict[str, str]:
-    """The changes by the options' names. The API refuses one without a reason: this has it."""
+    """Return the changes by option. The API rejects a request without a reason, so this has one."""
     names = {name.lower(): name for name in known}
     wanted = {}
     for text in options:
@@ -121,6 +121,6 @@ def _wanted(options: tuple[str, ...], known: dict[str, str]) -> dict[str, str]:
 
 
 SWITCH = {"enabled", "enable", "true", "on", "1", "disabled", "disable", "false", "off", "0"}
-"""What the API takes for a switch."""
+"""Boolean values of the API."""
 
 COMMANDS = (labels, config)

@@ -1,4 +1,4 @@
-"""``hive endpoint``: the endpoints of the running agent; the list in the columns operators know."""
+"""``hive endpoint``: the endpoints of the running agent; the list has cilium-dbg's columns."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ for _detail in (*endpoint_detail.COMMANDS, *endpoint_change.COMMANDS):
 @agent_options
 @click.option("--no-headers", is_flag=True, help="Leave the header out.")
 def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: bool) -> None:
-    """List the endpoints: one for every pod on this node, and for the node itself if it has a policy.
+    """List the endpoints: one for every pod on this node, and the host endpoint if it has a policy.
 
     POLICY is the direction that policies restrict: none, ingress, egress or both; with audit- they only
     report. On a narrow terminal labels are below.
@@ -48,7 +48,7 @@ def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: 
 
 
 def render(endpoints: list[dict[str, Any]], width: int | None) -> list[str]:
-    """The lines of the table; `width` None for as wide as it needs to be."""
+    """Return the lines of the table; `width` None is unlimited."""
     rows = [(_cells(endpoint), _labels(endpoint)) for endpoint in endpoints]
     header: tuple[str, ...] = HEADER
     if not any(cells[_IPV6] for cells, _ in rows):
@@ -75,7 +75,7 @@ def _cells(endpoint: dict[str, Any]) -> tuple[str, ...]:
 
 
 def addresses(endpoint: dict[str, Any]) -> dict[str, str]:
-    """The address of each family an endpoint has: ``ipv4``, ``ipv6``."""
+    """Return the address of each family of an endpoint: ``ipv4``, ``ipv6``."""
     pairs: list[dict[str, str]] = endpoint["status"].get("networking", {}).get("addressing") or [{}]
     return pairs[0]
 

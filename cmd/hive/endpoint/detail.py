@@ -1,7 +1,6 @@
-"""``hive endpoint get|log|health``: all of one endpoint.
+"""``hive endpoint get|log|health``: details of one endpoint.
 
-An endpoint is named by its number, its pod or its address.
-Source: cilium-dbg's commands of the same names.
+An endpoint is given by its number, pod or address. Source: cilium-dbg's commands of the same names.
 """
 
 from collections.abc import Iterator
@@ -32,12 +31,12 @@ endpoint_argument = click.argument("endpoint", metavar="ENDPOINT", shell_complet
 
 
 def one_path(endpoint: str, below: str, agent_socket: Path, timeout: float) -> str:
-    """Its path in the API, by any of its names. Raises click.ClickException."""
+    """Return an endpoint's path in the API. Raises click.ClickException."""
     return f"/v1/endpoint/{quote(endpoint_number(endpoint, agent_socket, timeout), safe='')}{below}"
 
 
 def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
-    """An endpoint from the API. Raises click.ClickException with one line."""
+    """Return an endpoint from the API. Raises click.ClickException with one line."""
     path = one_path(endpoint, below, agent_socket, timeout)
     missing = f"there is no endpoint {endpoint}; hive endpoint list shows all"
     return ask(path, agent_socket, timeout=timeout, missing=missing)

@@ -1,1 +1,1 @@
-"""What prepares a node before the agent runs on it, and puts it back: the commands of init containers."""
+"""The commands of init containers: they prepare a node before the agent runs, and clean it up."""

@@ -1,4 +1,4 @@
-"""``hive cleanup``: takes the agent's traces off a node, step by step.
+"""``hive cleanup``: removes the agent's state from a node, step by step.
 
 Source: Cilium 1.17, cilium-dbg post-uninstall-cleanup: a failed step is reported, and the next one follows.
 """
@@ -16,14 +16,14 @@ import click
 from hive.init import traces
 
 NAMED = 5
-"""Links that a warning names."""
+"""Maximum number of links that a warning names."""
 Step = tuple[str, Callable[[], list[str]]]
-"""What it removes, and the removal: the names of what went."""
+"""A title, and a function that removes objects and returns their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the agent of this node has its state."""
+    """The locations of the agent's state on this node."""
 
     state_dir: Path
     lib_dir: Path
@@ -62,10 +62,10 @@ def command(
     cgroup_root: Path,
     cni_conf_dir: Path,
 ) -> None:
-    """Remove what the agent left on this node. Its pods lose their network.
+    """Remove the agent's state from this node. Its pods lose their network.
 
-    With --bpf-state pods keep it, and no policy holds until the next agent serves; a warning has how many
-    there are. Refused while an agent runs. What cannot be removed is reported, and the rest is removed.
+    With --bpf-state pods keep it, but without policies until the next agent serves; a warning has their
+    number. Refused while an agent runs. Failures are reported, and the remaining state is removed.
     """
     places = Places(
         state_dir,
@@ -97,11 +97,11 @@ def command(
             click.echo("Nothing was removed.")
             return
     for title, remove in steps:
-        take(title, remove)
+        run_step(title, remove)
 
 
 def warn_of_open_pods(links: list[str]) -> None:
-    """On standard error, with --force too: as with Cilium, pods stay connected, and no policy holds."""
+    """Warn on stderr, with --force too, that pods stay connected without policies, as with Cilium."""
     named = ", ".join(links[:NAMED]) + (", …" if len(links) > NAMED else "")
     pods = "1 pod keeps its link" if len(links) == 1 else f"{len(links)} pods keep their links"
     click.echo(
@@ -112,7 +112,7 @@ def warn_of_open_pods(links: list[str]) -> None:
 
 
 def running(state_dir: Path) -> bool:
-    """Whether an agent has the state directory: its lock shows it, a pidfile may be a killed one's."""
+    """Whether an agent uses the state directory, by its lock: the pidfile may be stale."""
     with suppress(FileNotFoundError), (state_dir / "agent.lock").open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,8 +121,8 @@ def running(state_dir: Path) -> bool:
     return False
 
 
-def take(title: str, remove: Callable[[], list[str]]) -> None:
-    """Take one step, and print its result."""
+def run_step(title: str, remove: Callable[[], list[str]]) -> None:
+    """Run a step, and print its result."""
     try:
         removed = remove()
     except traces.NotRemovedError as error:
@@ -136,12 +136,12 @@ def take(title: str, remove: Callable[[], list[str]]) -> None:
 
 
 def link_steps() -> list[Step]:
-    """Before programs: a pod with none at its link would reach the network past its policy."""
+    """Remove links. This precedes programs: a pod's link without a program would bypass its policy."""
     return [("links lxc* and cilium_*, with their routes", traces.remove_links)]
 
 
 def bpf_steps(places: Places) -> list[Step]:
-    """Programs first, then what they work on: nothing is left to run on half of its maps."""
+    """Remove programs, then maps, so that no program runs with missing maps."""
     return [
         ("programs on interfaces", traces.detach_programs),
         (f"pinned programs in {places.bpf_root}", partial(traces.remove_tree, places.bpf_root / "cilium")),
@@ -153,7 +153,7 @@ def bpf_steps(places: Places) -> list[Step]:
 
 
 def state_steps(places: Places) -> list[Step]:
-    """The rest: links with their routes, mounts, files, and others' CNI configurations back in force."""
+    """Remove links with routes, mounts and files, and restore others' CNI configurations."""
     return [
         ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
         ("gobgpd, which announces routes", partial(_end_speakers, places.state_dir)),

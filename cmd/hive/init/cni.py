@@ -1,6 +1,6 @@
-"""``hive cni``: the plugin into the container runtime's directory, and its configuration out of it.
+"""``hive cni``: installs the plugin for the container runtime, and removes its configuration.
 
-Source: Cilium 1.17, install-plugin.sh and cni-uninstall.sh: names, environment and output are theirs.
+Source: Cilium 1.17, install-plugin.sh and cni-uninstall.sh: same names, environment and output.
 """
 
 import shutil
@@ -53,9 +53,9 @@ def command() -> None:
 def install(
     host_prefix: Path, cni_dir: Path | None, overwrite_cilium: bool, overwrite_loopback: bool
 ) -> None:
-    """Install cilium-cni, and loopback where the image has one.
+    """Install cilium-cni, and loopback if the image has one.
 
-    A plugin takes its place at once: one that runs goes on with the previous file.
+    Files are replaced atomically; a running plugin continues with the old file.
     """
     directory = (cni_dir or host_prefix / "opt/cni") / "bin"
     if LOOPBACK.exists():
@@ -70,7 +70,7 @@ def install(
 
 
 def put(source: Path, destination: Path, *, overwrite: bool) -> None:
-    """Copy an executable to its place, at once or not at all. Raises OSError."""
+    """Copy an executable to its destination atomically. Raises OSError."""
     if destination.exists() and not overwrite:
         click.echo(f"{destination} is there already")
         return
@@ -106,7 +106,7 @@ def put(source: Path, destination: Path, *, overwrite: bool) -> None:
 def uninstall(host_prefix: Path, config_dir: Path, custom_conf: bool) -> None:
     """Remove our CNI configuration from the node, if the setting cni-uninstall is true.
 
-    What was put aside as *.cilium_bak and the plugin itself stay: pods must still be deleted.
+    Configurations renamed to *.cilium_bak and the plugin itself stay, since pods must still be deleted.
     """
     if _content(config_dir / "cni-uninstall") != "true":
         click.echo("cni-uninstall disabled, not removing CNI configuration")

@@ -1,7 +1,7 @@
-"""Going from an init container into the node's own namespaces.
+"""Enters the node's namespaces from an init container.
 
-A container sees mounts of its own; what a tool mounts or writes for the node must be done in the node's
-namespaces. Whatever is imported afterwards would be looked for in the node's files: import first.
+A container has its own mount namespace; mounts and files for the node must be created in the node's. Later
+imports would be searched in the node's files, so import before.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ host_option: Callable[[Callable[..., object]], Callable[..., object]] = click.op
 
 
 def enter_host(process: Path, namespaces: Sequence[str] = ("mnt",)) -> None:
-    """Move this process into namespaces of another, mounts last. Raises OSError that names the namespace."""
+    """Move this process into another one's namespaces, mounts last. Raises OSError with the namespace."""
     with ExitStack() as files:
         opened = [
             (name, files.enter_context((process / "ns" / name).open("rb")))

@@ -1,4 +1,4 @@
-"""``hive mount-bpffs``: the filesystem that BPF maps and programs outlive the agent in."""
+"""``hive mount-bpffs``: mounts the filesystem with pinned BPF maps and programs."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def command(directory: Path, host_process: Path | None) -> None:
 
 
 def mount_bpffs(directory: Path) -> str:
-    """Mount it; a line with what was done. Raises OSError."""
+    """Mount it; return a line with the result. Raises OSError."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     if syscalls.filesystem_type(directory) == syscalls.BPF_FS_MAGIC:
         return f"bpffs is mounted on {directory} already"

@@ -1,6 +1,6 @@
-"""``hive mount-cgroup``: cgroup v2 where the agent looks for it.
+"""``hive mount-cgroup``: mounts cgroup v2 where the agent expects it.
 
-Source: Cilium 1.17, tools/mount: a node that cannot mount it can still have pods, so nothing here is fatal.
+Source: Cilium 1.17, tools/mount: a node without this mount can still have pods, so failures are not fatal.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from hive.init.host import enter_host, host_option
 def command(directory: Path, host_process: Path | None) -> None:
     """Mount cgroup v2 on DIRECTORY, unless it is mounted there.
 
-    Errors are printed, and the exit code is 0 all the same.
+    Errors are printed; the exit code is always 0.
     """
     try:
         if host_process is not None:
@@ -28,7 +28,7 @@ def command(directory: Path, host_process: Path | None) -> None:
 
 
 def mount_cgroup(directory: Path) -> str:
-    """Mount it, making the directory; a line with what was done. Raises OSError."""
+    """Mount it, and create the directory; return a line with the result. Raises OSError."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     if syscalls.filesystem_type(directory) == syscalls.CGROUP2_SUPER_MAGIC:
         return f"cgroup v2 is mounted on {directory} already"

@@ -1,7 +1,7 @@
-"""``hive sysctlfix``: keeps systemd from switching the reverse path filter on for our devices.
+"""``hive sysctlfix``: prevents systemd from enabling the reverse path filter on our devices.
 
 Source: Cilium 1.17, tools/sysctlfix. systemd applies its sysctl.d to each new device, and the filter drops
-what pods send over it; a file that sorts last has the last word.
+pods' packets; the last file in sorted order has precedence.
 """
 
 from pathlib import Path
@@ -30,9 +30,9 @@ net.ipv4.conf.all.rp_filter = 0
 def command(
     sysctl_conf_dir: Path, sysctl_config_file: str, systemd_sysctl_unit: str, host_process: Path | None
 ) -> None:
-    """Write the node's sysctl settings for the agent's devices, and have systemd apply them.
+    """Write the node's sysctl settings for the agent's devices, and make systemd apply them.
 
-    Errors are printed, and the exit code is 0 all the same: a node without systemd needs none of this.
+    Errors are printed; the exit code is always 0: a node without systemd does not need this.
     """
     path = sysctl_conf_dir / sysctl_config_file
     try:
@@ -59,7 +59,7 @@ def command(
 
 
 def write_config(path: Path) -> str:
-    """Make the file hold CONTENT, mode 0644: created, updated, or "" for neither. Raises OSError."""
+    """Write CONTENT with mode 0644; return created, updated, or "" if unchanged. Raises OSError."""
     try:
         if path.read_text(encoding="utf-8", errors="replace") == CONTENT:
             return ""

@@ -1,4 +1,4 @@
-"""Restarting a unit of systemd, over the system's message bus.
+"""Restarts a systemd unit over the system bus.
 
 Source: org.freedesktop.systemd1(5), the Manager object.
 """
@@ -15,13 +15,13 @@ _MANAGER = DBusAddress(
 
 
 class SystemdError(Exception):
-    """systemd, or the bus to it, did not do it."""
+    """systemd or the bus failed."""
 
 
 def restart_unit(unit: str, within: float = 15.0) -> bool:
-    """Restart the unit and wait until it has; False when the node has no such unit.
+    """Restart a unit and wait for the result; return False if the node has no such unit.
 
-    ``within`` seconds for all of it. Raises SystemdError.
+    ``within`` is the timeout of everything, in seconds. Raises SystemdError.
     """
     deadline = time.monotonic() + within
     try:

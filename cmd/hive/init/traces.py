@@ -1,6 +1,7 @@
-"""What an agent leaves on a node, and its removal, one kind at a time.
+"""The agent's state on a node, and its removal, one kind at a time.
 
-Each removes all it can and returns the names of what it removed; what is missing is ignored.
+Each function removes as much as possible and returns the names of removed objects; missing objects are
+ignored.
 """
 
 import errno
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 POD_LINKS = "lxc"
 LINKS = ("cilium_", POD_LINKS)
-"""How the names of the agent's links begin."""
+"""Prefixes of the names of the agent's links."""
 PROGRAMS = "cil_"
-"""How the names of its programs begin, on whatever interface."""
+"""Prefixes of the names of its programs, on any device."""
 PINS = ("cilium_", "hive_")
 OWN_CNI_FILES = (
     "00-cilium-cni.conf",
@@ -35,7 +36,7 @@ _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # linux/pkt_sched.h: TC_H_MAKE(TC_H_
 
 
 class NotRemovedError(Exception):
-    """Some of it is still there; ``removed`` are the names of what is not."""
+    """Some objects could not be removed; ``removed`` has the names of the others."""
 
     def __init__(self, text: str, removed: list[str]) -> None:
         super().__init__(text)
@@ -43,7 +44,7 @@ class NotRemovedError(Exception):
 
 
 def each(names: Iterable[str], remove: Callable[[str], None]) -> list[str]:
-    """Remove one after the other, whatever happens to each; the names that went. Raises NotRemovedError."""
+    """Remove objects one by one, despite failures; return the removed names. Raises NotRemovedError."""
     removed, faults = [], []
     for name in names:
         try:
@@ -58,7 +59,7 @@ def each(names: Iterable[str], remove: Callable[[str], None]) -> list[str]:
 
 
 def remove_tree(directory: Path) -> list[str]:
-    """Remove a directory with all that is in it."""
+    """Remove a directory with its content."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def remove_tree(directory: Path) -> list[str]:
 
 
 def remove_pins(directory: Path) -> list[str]:
-    """Remove our maps' pins; those of others in the same directory stay."""
+    """Remove the pins of our maps; other pins in the directory stay."""
     if not directory.is_dir():
         return []
     pins = sorted(str(path) for path in directory.iterdir() if path.name.startswith(PINS))
@@ -75,7 +76,7 @@ def remove_pins(directory: Path) -> list[str]:
 
 
 def unmount(directory: Path) -> list[str]:
-    """Unmount what is mounted there, once its last user has ended."""
+    """Unmount a directory lazily, once its last user has ended."""
     if not directory.is_mount():
         return []
     syscalls.unmount(directory, syscalls.MNT_DETACH)
@@ -83,7 +84,7 @@ def unmount(directory: Path) -> list[str]:
 
 
 def remove_cni_configuration(directory: Path, written: str) -> list[str]:
-    """Put others' configurations back in force, then remove our own, ``written`` among them."""
+    """Restore others' configurations, then remove our own, including ``written``."""
     if directory.is_dir():
         for backup in sorted(directory.glob(f"*{BACKUP}")):
             backup.rename(backup.with_name(backup.name.removesuffix(BACKUP)))
@@ -102,7 +103,7 @@ def remove_namespaces() -> list[str]:
 
 
 def remove_links() -> list[str]:
-    """Delete our links, those of pods first; the kernel takes their routes and addresses with them."""
+    """Delete our links, those of pods first; the kernel deletes their routes and addresses."""
     with _routes() as routes:
         indexes = {link.get("ifname"): link["index"] for link in routes.get_links()}
         names = sorted((name for name in indexes if name.startswith(LINKS)), reverse=True)
@@ -110,14 +111,14 @@ def remove_links() -> list[str]:
 
 
 def pod_links() -> list[str]:
-    """The names of the links of pods that are there."""
+    """Return the names of existing pod links."""
     with _routes() as routes:
         names = (str(link.get("ifname")) for link in routes.get_links())
         return sorted(name for name in names if name.startswith(POD_LINKS))
 
 
 def remove_rules() -> list[str]:
-    """Take back routing rules and routes of packets for proxies, and the table of nftables."""
+    """Delete routing rules and routes of packets to proxies, and the nftables table."""
     from cells.netlink import nftables
     from cells.netlink.connection import NetlinkError
     from cells.netlink.network import remove_local_delivery
@@ -142,7 +143,7 @@ def remove_rules() -> list[str]:
 
 
 def detach_programs() -> list[str]:
-    """Take our programs off every interface; others' filters stay."""
+    """Detach our programs from all devices; others' filters stay."""
     with _routes() as routes:
         removed = []
         for link, parent, entry in list(_filters(routes)):
@@ -150,12 +151,12 @@ def detach_programs() -> list[str]:
             routes.tc("del-filter", "bpf", link["index"], **where)
             removed.append(f"{_program(entry)} from {link.get('ifname')}")
         for link in routes.get_links():
-            removed += _take_off_driver(link["index"], link.get("ifname"))
+            removed += _detach_xdp(link["index"], link.get("ifname"))
         return removed
 
 
-def _take_off_driver(ifindex: int, name: str) -> list[str]:
-    """Take our XDP program off a device's driver, if there is one."""
+def _detach_xdp(ifindex: int, name: str) -> list[str]:
+    """Detach our XDP program from a device, if there is one."""
     from cells.datapath.attachments import is_ours
     from cells.maps.bpf import program_by_id
     from cells.netlink.links import detach_xdp, xdp_of
@@ -181,7 +182,7 @@ def _filters(routes: "IPRoute") -> Iterator[tuple[Any, int, Any]]:
 
 
 def _program(entry: Any) -> str:
-    """Name of a filter's program; a filter of another kind, and the list's own head, have none."""
+    """Return the name of a filter's program; filters of other kinds and the list's head have none."""
     options = entry.get_attr("TCA_OPTIONS") if entry.get_attr("TCA_KIND") == "bpf" else None
     name = options.get_attr("TCA_BPF_NAME") if options else None
     return str(name or "").partition(":")[0]
@@ -193,7 +194,7 @@ def _delete_link(routes: "IPRoute", index: int) -> None:
     try:
         routes.link("del", index=index)
     except NetlinkError as error:
-        if error.code != errno.ENODEV:  # its other end was deleted, and it with that
+        if error.code != errno.ENODEV:  # deleted with its peer
             raise OSError(error.code, str(error)) from error
 
 

@@ -1,1 +1,1 @@
-"""What a hive is made of, what depends on what, and how its start went."""
+"""``hive inspect``: the dependency graph of a hive, and the timing of its start."""

@@ -1,4 +1,4 @@
-"""``hive inspect``: what a hive is made of, what depends on what, and how its start went."""
+"""``hive inspect``: the dependency graph of a hive, and the timing of its start."""
 
 import functools
 import json
@@ -68,9 +68,8 @@ def command(
 ) -> int:
     """Show the agent's modules, constructors, settings and hooks; nothing is started.
 
-    Takes the settings of hive agent; --settings shows their values and origins. All faults of
-    a graph are listed and drawn in red, and the exit code is 1; so it is when --diff finds a difference,
-    or --circles a circle.
+    Accepts the settings of hive agent; --settings shows their values and origins. All faults of a graph are
+    listed and drawn in red, and the exit code is 1, as when --diff finds a difference or --circles a circle.
     """
     from lifecycle import BuildError, GraphError
 
@@ -110,7 +109,7 @@ def _has_circles(graph: "Graph") -> bool:
 
 
 def _report_faults(graph: "Graph") -> int:
-    """Why the hive that was shown cannot be, in full; the exit code."""
+    """Print why the shown hive cannot be built, in full; return the exit code."""
     if not graph.faults:
         return 0
     from lifecycle import Fault, GraphError
@@ -126,7 +125,7 @@ def _schema(*, timeline: bool) -> str:
 
 
 def _one_view(views: dict[str, bool], why: str | None, diff: object) -> str | None:
-    """The view that is asked for by its option, None for the graph itself."""
+    """Return the view selected by an option, or None for the graph itself."""
     named = {"show_settings": "settings"}
     chosen = [named.get(name, name) for name, wanted in views.items() if wanted]
     chosen += ["why"] * (why is not None) + ["diff"] * (diff is not None)
@@ -226,7 +225,7 @@ def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
 
 
 def _usage(call: Callable[..., T], *arguments: object, **options: object) -> T:
-    """What `call` gives; a ValueError of it is the user's mistake."""
+    """Return the result of `call`; convert its ValueError to a usage error."""
     try:
         return call(*arguments, **options)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The hive that ``hive inspect`` looks at: the node agent, the operator, or one to import."""
+"""Resolves the hive that ``hive inspect`` shows: the agent, the operator, or an imported one."""
 
 import os
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def hive_of(source: str | None, settings: Sequence[str]) -> "Hive":
-    """The hive of the agent, the operator, or ``package.module:name`` (see hive_at()). It is not started.
+    """Return the hive of the agent, the operator, or ``package.module:name`` (see hive_at()), not started.
 
-    Raises click.UsageError when there is none, in one line.
+    Raises click.UsageError, in one line, if there is none.
     """
     if source is None:
         return build(settings)

@@ -1,4 +1,4 @@
-"""How ``hive inspect`` looks on a terminal: its width and its colours; what it shows is lifecycle's."""
+"""Terminal output of ``hive inspect``: width and colours; the text is lifecycle's."""
 
 import re
 from typing import Any
@@ -24,17 +24,17 @@ _LINE = re.compile(r"^(\s*· )(\w+)(\s.*)$")
 
 
 def width() -> int:
-    """Columns to fill: those of the terminal, 80 elsewhere."""
+    """Return the columns of the terminal, 80 elsewhere."""
     return terminal_width() or PLAIN_WIDTH
 
 
 def paint(text: str, role: str) -> str:
-    """A text in the style of what it is."""
+    """Return a text in the style of its role."""
     return click.style(text, **_STYLES[role]) if text else ""
 
 
 def tinted(tree: str) -> str:
-    """A tree with its modules bold and its verbs coloured."""
+    """Return a tree with bold modules and coloured verbs."""
     return "\n".join(map(_tinted_line, tree.splitlines()))
 
 
@@ -44,5 +44,5 @@ def _tinted_line(line: str) -> str:
         after = _FAULTS.sub(lambda fault: click.style(fault[0], fg=BAD, bold=True), after)
         return f"{before}{click.style(verb, fg=_VERBS.get(verb))}{after}"
     indent, name, title = re.match(r"^( *)(\S*)(.*)$", line).groups()  # type: ignore[union-attr]  # matches any line
-    # what a line above did not hold goes on further to the right than any module stands
+    # continuation lines are indented further than any module
     return line if title.startswith(", ") else f"{indent}{click.style(name, bold=True)}{title}"

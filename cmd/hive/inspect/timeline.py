@@ -1,4 +1,4 @@
-"""``hive inspect --timeline``: how a start went, as a chart."""
+"""``hive inspect --timeline``: a chart of the start."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,9 @@ _NUMBER, _TOOK, _HELD = 3, 8, 4
 
 
 def chart(graph: "Graph", timeline: "Timeline", module: str | None = None) -> list[str]:
-    """Hooks' waiting and starting on one axis, what waited for what, the slowest constructors, the sums."""
+    """Return a chart: waiting and starting of hooks on one axis, their dependencies, the slowest
+    constructors, sums.
+    """
     sums = _sums(timeline) if module is None else []
     return [*_hooks(graph, timeline, module), *_constructors(graph, timeline, module), *sums]
 
@@ -97,13 +99,13 @@ def _name(name: str, module: str) -> str:
 
 
 def _extent(spans: "Sequence[Span]") -> tuple[float, float]:
-    """When the first began, and how long it took until the last was over."""
+    """Return when the first step began, and the duration until the last one ended."""
     origin = min(span.began for span in spans)
     return origin, max(max(span.ended for span in spans) - origin, 1e-6)
 
 
 def _axis(length: float, columns: int) -> str:
-    """0, the middle and the end of the axis."""
+    """Return the labels of the axis: 0, the middle and the end."""
     middle, end = _ms(length / 2), _ms(length)
     left = f"0{middle:>{columns // 2 + len(middle) // 2}}"
     return left + f"{end:>{max(len(end) + 1, columns - len(left))}}"
@@ -118,6 +120,6 @@ def _lane(span: "Span", origin: float, length: float, columns: int, *, critical:
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds with two significant digits: 0.04, 1.6, 21 ms."""
+    """Format milliseconds with two significant digits: 0.04, 1.6, 21 ms."""
     value = seconds * 1000
     return f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} ms"

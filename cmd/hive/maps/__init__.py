@@ -1,1 +1,1 @@
-"""The maps: as the kernel has them, and as the agent writes them."""
+"""BPF maps: the kernel's content, and the agent's writes."""

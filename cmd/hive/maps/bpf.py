@@ -1,6 +1,6 @@
-"""``hive bpf``: the maps as the kernel has them, whether an agent runs or not.
+"""``hive bpf``: the kernel's content of maps, with or without a running agent.
 
-Source: ``cilium-dbg bpf``, one command for all its lists.
+Source: ``cilium-dbg bpf``, with one command for all its lists.
 """
 
 import errno
@@ -21,13 +21,13 @@ FIRST = (
     *("protocol", "direction", "source", "destination", "address", "prefix", "endpoint", "verdict"),
     *("identity", "port/protocol", "reason"),
 )
-"""Columns of maps that matter most."""
+"""The most important columns of maps."""
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
 
 
 @click.group()
 def command() -> None:
-    """Show the maps in the kernel, as the datapath uses them; works without an agent."""
+    """Show the BPF maps in the kernel; works without an agent."""
 
 
 lb_command.add_command(maglev_command, "maglev")
@@ -54,9 +54,9 @@ def list_maps(bpf_root: Path, output: str) -> None:
 @click.option("--raw", is_flag=True, help="Show raw bytes.")
 @click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
 def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
-    """Show the rows of MAP: its name as listed, with or without cilium_, or policy/ENDPOINT.
+    """Show the entries of MAP: its name as listed, with or without cilium_, or policy/ENDPOINT.
 
-    On a terminal the columns that fit are shown; the others are named below.
+    On a terminal, columns that do not fit are omitted and named at the end.
     """
     path = _path(name, directory_of(bpf_root))
     try:
@@ -73,7 +73,7 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
 
 
 def summaries(bpf_root: Path) -> list[Row]:
-    """What each map is. Raises click.ClickException."""
+    """Return the properties of each map. Raises click.ClickException."""
     found: list[Row] = []
     for path in sorted(directory_of(bpf_root).iterdir()):
         try:
@@ -86,7 +86,7 @@ def summaries(bpf_root: Path) -> list[Row]:
 
 
 def _summary(each: Map, name: str) -> Row:
-    countable = "ARRAY" not in each.spec.type.name  # its slots are always there
+    countable = "ARRAY" not in each.spec.type.name  # arrays always have all slots
     return {
         "name": name,
         "type": _kind(each),

@@ -1,4 +1,4 @@
-"""Rows of the node's maps in words: a name and a value for each thing in them.
+"""Entries of the node's maps as text: a name and a value for each field.
 
 Source of the public layouts: Cilium 1.17; the words are those of ``cilium-dbg bpf ...``.
 """
@@ -58,7 +58,7 @@ _GATEWAYS: Final = {IPv4Address(0): "none, dropped", IPv4Address(1): "excluded"}
 
 
 def describe(name: str, key: bytes, value: bytes) -> Row | None:
-    """The text of a row; of a map not known here, its bytes. None: nothing, as in an unused array's slot."""
+    """Return the text of an entry, or its bytes for an unknown map; None for an unused array slot."""
     try:
         return _READERS[family_of(name)](key, value)
     except KeyError:
@@ -66,7 +66,9 @@ def describe(name: str, key: bytes, value: bytes) -> Row | None:
 
 
 def family_of(name: str) -> str:
-    """Kind of map: ``cilium_policy_01234`` is a ``cilium_policy``, ``cilium_ct6_global`` a ``cilium_ct``."""
+    """Return the kind of a map: ``cilium_policy_01234`` is a ``cilium_policy``, ``cilium_ct6_global`` a
+    ``cilium_ct``.
+    """
     if name.startswith("cilium_policy_") and name.removeprefix("cilium_policy_").isdigit():
         return "cilium_policy"
     if name.startswith("cilium_ct") and name.endswith("_global"):
@@ -104,7 +106,7 @@ def _ipcache(key: bytes, value: bytes) -> Row:
 def _ct(key: bytes, value: bytes) -> Row:
     tuple_, entry = CtKey.unpack(key), CtEntry.unpack(value)
     service = bool(tuple_.flags & CT_SERVICE)
-    # Of all but services the key has the addresses of the reply and the ports of the original.
+    # Except in services, the key has the addresses of the reply and the ports of the original direction.
     source = tuple_.saddr if service else tuple_.daddr
     destination = tuple_.daddr if service else tuple_.saddr
     sport, dport = (tuple_.dport, tuple_.sport) if service else (tuple_.sport, tuple_.dport)

@@ -1,4 +1,4 @@
-"""``hive map``: the maps as the running agent sees them; ``hive bpf`` reads the kernel's."""
+"""``hive map``: the agent's cached content of its maps, and its writes; ``hive bpf`` reads the kernel's."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -12,13 +12,13 @@ from hive.output import document, fitted, shown_as_document, table, table_width
 
 @click.group()
 def command() -> None:
-    """Show the maps that the agent writes, and its latest changes to them."""
+    """Show the maps that the agent writes, and its latest writes."""
 
 
 @command.command("list")
 @agent_options
 def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
-    """List the maps, and the number of rows of those that only the agent writes."""
+    """List the maps, and the number of entries of those that only the agent writes."""
     found = ask("/v1/map", agent_socket, timeout=timeout)["maps"]
     if shown_as_document(found, output):
         return
@@ -39,7 +39,7 @@ def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
 @click.argument("name", shell_complete=completion.maps)
 @agent_options
 def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the rows of map NAME, with or without cilium_, as the agent wrote them."""
+    """Show the entries of map NAME, with or without cilium_, as the agent wrote them."""
     name = _whole(name)
     found = ask(_path(name), agent_socket, timeout=timeout, missing=_missing(name))
     if shown_as_document(found, output):
@@ -63,7 +63,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 )
 @agent_options
 def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the latest changes that the agent made to map NAME, with or without cilium_."""
+    """Show the latest writes of the agent to map NAME, with or without cilium_."""
     name = _whole(name)
     path = f"{_path(name)}/events?follow={'true' if goes_on else 'false'}"
     try:

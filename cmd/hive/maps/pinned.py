@@ -1,4 +1,4 @@
-"""Maps as they are pinned below the bpffs, and their rows in words."""
+"""Pinned maps below the bpffs, and their entries as text."""
 
 import errno
 from pathlib import Path
@@ -21,7 +21,7 @@ root_option = click.option(
 
 
 def directory_of(bpf_root: Path) -> Path:
-    """Where the maps are pinned. Raises click.ClickException."""
+    """Return the directory of pinned maps. Raises click.ClickException."""
     directory = bpf_root / GLOBALS
     try:
         if directory.is_dir():
@@ -34,7 +34,7 @@ def directory_of(bpf_root: Path) -> Path:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of a pinned map in words. Raises click.ClickException."""
+    """Return the entries of a pinned map as text. Raises click.ClickException."""
     try:
         with open_map(path) as opened:
             return rows_in(opened, path.name, raw=False)
@@ -43,18 +43,18 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def rows_in(opened: Map, name: str, *, raw: bool) -> list[Row]:
-    """The rows of a map of that name in words, or as bytes. Raises BpfError."""
+    """Return the entries of a map of this name as text or bytes. Raises BpfError."""
     found = (describe("" if raw else name, key, value) for key, value in opened.items())
     return sorted((row for row in found if row is not None), key=_place)
 
 
 def _place(row: Row) -> list[tuple[bool, int, str]]:
-    """Numbers before texts, each in their own order."""
+    """Sort key: numbers before texts."""
     return [(False, value, "") if isinstance(value, int) else (True, 0, str(value)) for value in row.values()]
 
 
 def refusal(path: Path, error: BpfError) -> click.ClickException:
-    """Why a pinned map cannot be read, in a line."""
+    """Return in one line why a pinned map cannot be read."""
     if error.errno in {errno.EPERM, errno.EACCES}:
         return click.ClickException(f"permission denied on {path}: run this as root")
     if error.errno == errno.ENOENT:

@@ -1,6 +1,6 @@
-"""``hive bpf policy``: which peers endpoints may talk with, as their maps have it.
+"""``hive bpf policy``: the policy maps of endpoints.
 
-Source: the order is that of ``cilium-dbg bpf policy get``: denies first, then ingress, then by identity.
+Source: the order of ``cilium-dbg bpf policy get``: denies first, then ingress, then by identity.
 """
 
 from pathlib import Path
@@ -28,8 +28,8 @@ def command(
 ) -> None:
     """Show the policy map of ENDPOINT (a number, pod or address), or of every endpoint.
 
-    Denies come first. Identity 0 is any peer, ANY any protocol. Names of pods and labels are the agent's:
-    without an agent there are numbers alone.
+    Denies come first. Identity 0 is any peer, ANY any protocol. Names of pods and labels come from the agent;
+    without an agent only numbers are shown.
     """
     directory = directory_of(bpf_root)
     pins = {int(path.name.rpartition("_")[2]): path for path in directory.iterdir() if _is_policy(path)}
@@ -55,7 +55,7 @@ def _number(endpoint: str, agent_socket: Path, timeout: float) -> int:
 
 
 def _named(row: dict[str, Any], names: Names) -> Row:
-    """A row with the endpoint's pod and the peer's labels."""
+    """Return a row with the endpoint's pod and the peer's labels."""
     others = dict(row)
     endpoint, verdict, direction, identity = (
         others.pop(name) for name in ("endpoint", "verdict", "direction", "identity")

@@ -1,1 +1,1 @@
-"""What happens to packets, while it happens."""
+"""Live observation of packets and flows."""

@@ -1,6 +1,6 @@
-"""``hive drop-reason``: what the reasons of dropped packets mean, and what to do about them.
+"""``hive drop-reason``: the meaning of drop reasons, and what to do about them.
 
-The same is in docs/operate/drop-reasons.md, which an installed agent does not have.
+The same text is in docs/operate/drop-reasons.md, which an installed agent does not have.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from hive.output import fact_lines, terminal_width
 
 
 class Advice(NamedTuple):
-    """What a reason means, and what to do."""
+    """The meaning of a reason, and what to do."""
 
     means: str
     do: str
@@ -178,11 +178,11 @@ ADVICE: Final = {
         "hive db show egress-gateways on the gateway",
     ),
 }
-"""By Cilium's numbers, of the reasons that the datapath gives."""
+"""Cilium's number -> advice, for the reasons of this datapath."""
 
 
 def reason_text(number: int) -> str:
-    """What to know of a reason, in a line; its number and text alone for one that is not ours."""
+    """Return text and meaning of a reason in one line; for an unknown one number and text only."""
     name = f"{DROP_REASONS.get(number, 'unknown reason')} ({number})"
     advice = ADVICE.get(number)
     return name if advice is None else f"{name}: {advice.means}. What to do: {advice.do}"
@@ -191,7 +191,7 @@ def reason_text(number: int) -> str:
 @click.command()
 @click.argument("reason", required=False)
 def command(reason: str | None) -> None:
-    """Show what drop reasons mean, and what to do.
+    """Show the meaning of drop reasons, and what to do.
 
     REASON is a number, or words of the text that `hive monitor` and `hive observe` show; without it, all.
     """
@@ -205,7 +205,7 @@ def command(reason: str | None) -> None:
 
 
 def _found(reason: str) -> Iterator[int]:
-    """Raises click.UsageError for one that there is not."""
+    """Return the matching reasons. Raises click.UsageError if there are none."""
     numbers = [
         number
         for number, text in DROP_REASONS.items()

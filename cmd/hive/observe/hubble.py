@@ -50,7 +50,7 @@ _Message = TypeVar("_Message", bound=WireMessage)
 
 
 def run(words: Sequence[str]) -> int:
-    """Run ``hubble`` with a command line, give its exit code."""
+    """Run ``hubble`` with a command line; return its exit code."""
     try:
         return _run(list(words))
     except (CommandLineError, CommandError, ConnectError) as error:
@@ -249,7 +249,7 @@ _COMMANDS: Final[dict[tuple[str, ...], Callable[[Sequence[str]], int]]] = {
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...]) -> int:
-    """Show flows with names of senders and receivers, verdicts and reasons."""
+    """Show flows with names of sources and destinations, verdicts and reasons."""
     try:
         return _run(["observe", *words], "hive")
     except CommandLineError as error:
@@ -267,7 +267,7 @@ def command(words: tuple[str, ...]) -> int:
 
 
 def _without_flows(error: ConnectError) -> str:
-    """Why there are none: at the socket of this node, the agent is asked whether it keeps any."""
+    """Return why there are none: for the local socket, whether the agent stores flows."""
     if error.server != LOCAL.removeprefix("unix://"):
         return str(error)
     health = ask("/v1/healthz", Path(os.environ.get("CILIUM_SOCK", DEFAULT_SOCKET)))

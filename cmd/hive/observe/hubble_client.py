@@ -18,9 +18,9 @@ import h2.settings
 from cells.hubble.rpc.messages import MessageReader, RpcCode, RpcError, decode_message, framed
 
 LARGEST_MESSAGE: Final = 4 << 20
-"""Bytes of an answer, as clients of gRPC have it by default."""
+"""Maximum size of an answer in bytes, the default of gRPC clients."""
 WINDOW: Final = 1 << 20
-"""Bytes that the server may send ahead of what is read."""
+"""Flow control window in bytes."""
 _READ: Final = 64 << 10
 _HTTP_CODES: Final = {
     "400": RpcCode.INTERNAL,
@@ -31,16 +31,17 @@ _HTTP_CODES: Final = {
 
 
 class ConnectError(Exception):
-    """Raised when the server cannot be reached; the text is that of Cilium's client."""
+    """Raised if the server cannot be reached; the text is that of Cilium's client."""
 
     server = ""
-    """Which one, if it is at a socket of this machine that does not listen."""
+    """The path of a local socket on which no server listens."""
 
 
 class HubbleClient(AbstractContextManager["HubbleClient"]):
-    """Connected from its making until it is closed. Raises ConnectError.
+    """A connection from construction to close(). Raises ConnectError.
 
-    `server` is ``unix:///path``, ``host:port`` or ``tls://host:port``; `timeout` are the seconds to connect.
+    `server` is ``unix:///path``, ``host:port`` or ``tls://host:port``; `timeout` is that of the connection in
+    seconds.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
         return self
 
     def call(self, method: str, request: bytes, timeout: float) -> bytes:
-        """The answer to a call, such as of ``observer.Observer/ServerStatus``. Raises RpcError."""
+        """Return the answer to a call, such as ``observer.Observer/ServerStatus``. Raises RpcError."""
         answers = [one for batch in self.stream(method, request, timeout) for one in batch]
         if not answers:
             raise RpcError(RpcCode.INTERNAL, "the answer has no message")
         return answers[0]
 
     def stream(self, method: str, request: bytes, timeout: float | None = None) -> Iterator[list[bytes]]:
-        """The answers to a call as they come: all that has come at once in one list. Raises RpcError."""
+        """Yield the answers to a call in batches, as received. Raises RpcError."""
         self._deadline = None if timeout is None else time.monotonic() + timeout
         call = self._begin(method, request, timeout)
         reader = MessageReader(LARGEST_MESSAGE)
@@ -132,7 +133,7 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
         return call
 
     def _events(self) -> list[h2.events.Event]:
-        """Send what there is to send, and give what comes next."""
+        """Send pending data, and return the next events."""
         try:
             if data := self._h2.data_to_send():
                 self._socket.sendall(data)
@@ -152,7 +153,7 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
 
 
 def _check(headers: Mapping[str, str]) -> None:
-    """Raise RpcError unless the call ended well."""
+    """Raise RpcError unless the call succeeded."""
     status = headers.get("grpc-status")
     if status is None:
         code = _HTTP_CODES.get(headers.get(":status", ""), RpcCode.UNKNOWN)
@@ -167,7 +168,7 @@ def _host(address: str) -> str:
 
 
 def _dialled(server: str, address: str, timeout: float) -> tuple[socket.socket, str]:
-    """A connected socket, and the authority to call it by."""
+    """Return a connected socket, and the authority for requests."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:").removeprefix("//")
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
 """The flags of ``hubble observe`` that select flows, as filters of a request.
 
-Source: the hubble CLI of Cilium 1.17: which flags there are, which exclude each other, and its error texts.
+Source: the hubble CLI of Cilium 1.17: its flags, which exclude each other, and its error texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hive.observe.hubble_printer import RESERVED
 
 
 class FlagError(ValueError):
-    """Raised for a value that a flag does not take, or a flag that does not go with another."""
+    """Raised for an invalid value of a flag, or flags that exclude each other."""
 
 
 _EVENT_TYPES: Final = {
@@ -78,7 +78,7 @@ _EXCLUSIVE: Final = (
     ),
 )
 _EITHER_END: Final = frozenset({"fqdn", "pod", "ip", "label", "service", "port", "workload", "identity"})
-"""Flags that, after ``from-`` or ``to-``, are for one end of a flow, and else for either."""
+"""Flags for one end of a flow with the prefix ``from-`` or ``to-``, otherwise for either end."""
 _PLAIN: Final = {
     "uuid": "uuid",
     "snat-ip": "source_ip_xlated",
@@ -150,7 +150,7 @@ def _tcp_flags(text: str) -> TCPFlags:
 
 
 def parse_number(text: str) -> int:
-    """A number without a sign. Raises FlagError, as Go words it."""
+    """Parse an unsigned number. Raises FlagError, in Go's words."""
     if not text.isascii() or not text.isdigit():
         raise FlagError(f'strconv.ParseUint: parsing "{text}": invalid syntax')
     if int(text) >= 1 << 64:
@@ -266,7 +266,7 @@ FILTER_FLAGS: Final = {
     "cel-expression": ("", "", "Flows that this CEL expression is true for."),
     "interface": ("", "", "Flows seen at this network interface."),
 }
-"""Name -> one-letter name, value without one on the command line, help."""
+"""Name -> one-letter name, value if none is given, help."""
 
 EXPECTED: Final = {
     "type": f"{', '.join(_EVENT_TYPES)} or a number, with :SUBTYPE for one kind of them",
@@ -276,11 +276,11 @@ EXPECTED: Final = {
     "tcp-flags": f"flags with commas between, of {', '.join(TCPFlags.__struct_fields__)}",
     "http-header": "name:value",
 }
-"""What the values of some filters are, for errors."""
+"""Descriptions of valid values, for errors."""
 
 
 class _Alternatives:
-    """One list of filters: two alternatives, which differ after a flag for either end of a flow."""
+    """A list of filters: two alternatives, which differ after a flag for either end of a flow."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -289,7 +289,7 @@ class _Alternatives:
         self._namespaces: dict[str, list[str]] = {"": [], "from": [], "to": []}
 
     def add(self, name: str, text: str) -> None:
-        """One flag's value. Raises FlagError."""
+        """Apply one flag's value. Raises FlagError."""
         if name not in self._names:
             self._names.append(name)
         self._refuse_exclusive()
@@ -344,7 +344,7 @@ class _Alternatives:
                 raise FlagError("\n".join(faults))
 
     def filters(self) -> list[FlowFilter]:
-        """The alternatives; one where they are the same, none where no flag was given."""
+        """Return the alternatives; one if they are equal, none without flags."""
         if not self._names:
             return []
         left, right = copy(self._left), copy(self._right)
@@ -377,7 +377,7 @@ def _inconsistent(pods: Sequence[str], services: Sequence[str]) -> Iterator[str]
 
 
 def _apply(one: FlowFilter, end: str, namespaces: Sequence[str]) -> None:
-    """Put names of pods and services at an end of flows into these namespaces, or any pod of them."""
+    """Restrict pods and services of an end to these namespaces, or select any pod in them."""
     if not namespaces:
         return
     pod, service = f"{end}_pod", f"{end}_service"
@@ -391,16 +391,16 @@ def _apply(one: FlowFilter, end: str, namespaces: Sequence[str]) -> None:
 
 
 class FlowSelection:
-    """The allow list and the deny list that flags make, in the order in which they are given."""
+    """The allow list and the deny list, from flags in the given order."""
 
     def __init__(self) -> None:
         self._allowed = _Alternatives()
         self._denied = _Alternatives()
         self.negated = False
-        """The next filter goes into the deny list."""
+        """Whether the next filter belongs to the deny list."""
 
     def add(self, name: str, text: str) -> None:
-        """One flag with its value. Raises FlagError."""
+        """Apply one flag with its value. Raises FlagError."""
         if name == "not":
             if self.negated:
                 raise FlagError("consecutive --not statements")
@@ -411,7 +411,7 @@ class FlowSelection:
         chosen.add(name, text)
 
     def lists(self) -> tuple[list[FlowFilter], list[FlowFilter]]:
-        """Filters to allow and to deny. Raises FlagError for a ``--not`` without a filter."""
+        """Return the allow and deny lists. Raises FlagError for a ``--not`` without a filter."""
         if self.negated:
             raise FlagError("trailing --not found in the arguments")
         return self._allowed.filters(), self._denied.filters()

@@ -1,4 +1,4 @@
-"""Command lines as Cilium's ``hubble`` takes them: flags anywhere, several letters in one word.
+"""Parses command lines like Cilium's ``hubble``: flags anywhere, several letters in one word.
 
 Source: pflag's syntax and texts; the hubble CLI's formats of times.
 """
@@ -15,12 +15,12 @@ import msgspec
 
 
 class CommandLineError(ValueError):
-    """Raised for a command line that cannot be run as it is; the text is that of Cilium's client."""
+    """Raised for an invalid command line; the text is that of Cilium's client."""
 
     def __init__(self, text: str, plain: str = "") -> None:
         super().__init__(text)
         self.plain = plain or text
-        """What ``hive observe`` prints: what is wrong, and what was expected."""
+        """The text of ``hive observe``: what is wrong, and what was expected."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -33,25 +33,25 @@ class Flag(msgspec.Struct, frozen=True):
     """Raises ValueError."""
     default: Any = ""
     alone: str = ""
-    """Its value where none follows; empty where one has to."""
+    """Its value if none follows; empty if a value is required."""
     expected: str = ""
-    """What its values are, for errors."""
+    """Description of valid values, for errors."""
     many: bool = False
-    """It can be given more than once, each time with another value."""
+    """Whether it may be repeated, with several values."""
 
     @property
     def shown(self) -> str:
-        """As errors name it."""
+        """The flag as errors show it."""
         return f"-{self.short}, --{self.name}" if self.short else f"--{self.name}"
 
 
 def switch(name: str, help: str, short: str = "", *, default: bool = False) -> Flag:  # noqa: A002
-    """A flag that needs no value."""
+    """Return a flag without a value."""
     return Flag(name, help, short, parse_bool, default, "true")
 
 
 def parse_bool(text: str) -> bool:
-    """A truth value as Go writes it. Raises ValueError."""
+    """Parse a boolean in Go's syntax. Raises ValueError."""
     if text in {"1", "t", "T", "true", "TRUE", "True"}:
         return True
     if text in {"0", "f", "F", "false", "FALSE", "False"}:
@@ -60,12 +60,12 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Words with commas between."""
+    """Split words at commas."""
     return tuple(word for word in text.split(",") if word)
 
 
 class Flags:
-    """The flags of one command, and what a command line gives them."""
+    """The flags of one command, and their values from a command line."""
 
     def __init__(self, flags: Sequence[Flag]) -> None:
         self._flags = flags
@@ -79,7 +79,7 @@ class Flags:
         return self._values[name]
 
     def set(self, name: str, text: str) -> None:
-        """Give a flag a value. Raises CommandLineError."""
+        """Set the value of a flag. Raises CommandLineError."""
         flag = self._named[name]
         try:
             value = flag.parse(text)
@@ -95,14 +95,14 @@ class Flags:
             self._values[name] = value
 
     def from_environment(self, environment: Mapping[str, str], names: Sequence[str]) -> None:
-        """Let ``HUBBLE_SERVER`` and its kin give what the command line does not."""
+        """Set flags that the command line lacks from ``HUBBLE_SERVER`` and similar variables."""
         for name in names:
             text = environment.get(f"HUBBLE_{name.upper().replace('-', '_')}")
             if text is not None and name not in self.given:
                 self.set(name, text)
 
     def parse(self, words: Sequence[str]) -> list[str]:
-        """Take the flags out of a command line; what is left are arguments. Raises CommandLineError."""
+        """Parse a command line; return the remaining arguments. Raises CommandLineError."""
         arguments: list[str] = []
         rest = iter(words)
         for word in rest:
@@ -151,7 +151,7 @@ class Flags:
         return text
 
     def help(self) -> list[tuple[str, str]]:
-        """Each flag and what it does."""
+        """Yield each flag with its description."""
         return [(flag.shown, flag.help) for flag in self._flags]
 
 
@@ -160,7 +160,7 @@ _PART: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 
 
 def go_seconds(text: str) -> float:
-    """The seconds of a duration such as ``1h30m`` or ``500ms``. Raises ValueError."""
+    """Return the seconds of a duration such as ``1h30m`` or ``500ms``. Raises ValueError."""
     sign = -1.0 if text.startswith("-") else 1.0
     body = text.removeprefix("-").removeprefix("+")
     if body == "0":
@@ -185,7 +185,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """A time ago, such as ``5m``, or a time of RFC 3339 or RFC 1123, in nanoseconds. Raises ValueError."""
+    """Parse a relative time such as ``5m``, or RFC 3339 or RFC 1123, to nanoseconds. Raises ValueError."""
     try:
         return time.time_ns() - int(go_seconds(text) * 1e9)
     except ValueError:

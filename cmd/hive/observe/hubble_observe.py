@@ -1,6 +1,6 @@
-"""``hubble observe``: flows, agent events and debug events, from a server or of a file.
+"""``hubble observe``: flows, agent events and debug events, from a server or a file.
 
-Source: the hubble CLI of Cilium 1.17: flags, what they ask of a server, which go together.
+Source: the hubble CLI of Cilium 1.17: its flags, their requests, and which exclude each other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hive.observe.hubble_why import DropReasons
 
 LAST: Final = 20
-"""Flows that are printed without a limit in the arguments."""
+"""Default number of flows."""
 ALL: Final = (1 << 64) - 1
 _DEFAULT_MASK: Final = (
     "time",
@@ -59,7 +59,7 @@ _DEFAULT_MASK: Final = (
     "verdict",
     "Summary",
 )
-"""What is printed of a flow that is not printed as JSON."""
+"""Fields of flows for formats other than JSON."""
 WHOLE_NUMBER: Final = "a whole number of at least 0"
 _FORMATS: Final = {"compact": "compact", "dict": "dict", "json": "json", "JSON": "json", "jsonpb": "json"}
 _TABLES: Final = {"table": "table", "tab": "table"}
@@ -98,7 +98,7 @@ _FLOW_FLAGS: Final = (
 
 
 def observe(words: Sequence[str], command: str) -> int:
-    """Show flows. ``command`` is what help and errors call it."""
+    """Show flows. ``command`` is its name in help and errors."""
     selection = FlowSelection()
 
     def filter_flag(name: str) -> Flag:
@@ -186,7 +186,7 @@ def _printer(
 
 
 def _times(flags: Flags) -> tuple[int | None, int | None]:
-    """Since and until; the latter has no meaning for who follows."""
+    """Return since and until; the latter is ignored with --follow."""
     found: list[int | None] = []
     for name in ("since", "until"):
         try:
@@ -241,7 +241,7 @@ def _checked(paths: Sequence[str]) -> Sequence[str]:
 
 
 def _raw_filters(name: str, texts: Sequence[str]) -> Iterator[FlowFilter]:
-    """Filters of texts that hold one JSON object or several."""
+    """Parse filters from texts with one or several JSON objects."""
     decoder = json.JSONDecoder()
     for text in texts:
         rest = text.strip()
@@ -266,12 +266,12 @@ def _print_filters(request: GetFlowsRequest) -> None:
 
 
 def _plain_json(tree: object) -> str:
-    """JSON without the escapes that pages need."""
+    """Return JSON without HTML escapes."""
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
 
 
 def flows_of_file(name: str, request: GetFlowsRequest) -> Iterator[GetFlowsResponse]:
-    """Flows that an earlier ``-o jsonpb`` has written, as the request selects them."""
+    """Yield the flows in the output of an earlier ``-o jsonpb`` that match the request."""
     from cells.hubble.filters import InvalidFilter, compile_filters
 
     try:
@@ -321,7 +321,7 @@ def _events(
     response: type[_Message],
     show: Callable[[Printer], Callable[[_Message], None]],
 ) -> Callable[[Sequence[str], str], int]:
-    """The command for one kind of event that is not a flow."""
+    """Return the command for one kind of event other than flows."""
 
     def run_it(words: Sequence[str], above: str) -> int:
         command = f"{above} {name.lower()}-events"

@@ -1,6 +1,6 @@
-"""Flows, agent events and debug events as Cilium's ``hubble`` prints them.
+"""Prints flows, agent events and debug events like Cilium's ``hubble``.
 
-Source: the hubble CLI of Cilium 1.17; what a server lost is printed besides, as that of 1.19 does.
+Source: the hubble CLI of Cilium 1.17; lost events are printed, too, like version 1.19 does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RESERVED: Final = {
     9: "world-ipv4",
     10: "world-ipv6",
 }
-"""Names of the identities that are the same in every cluster."""
+"""Names of reserved identities."""
 DROP, DEBUG, CAPTURE, TRACE, VERDICT, TRACE_SOCK = 1, 2, 3, 4, 5, 7
 _DROPPED: Final = DROP_REASONS | {
     0: "Success",
@@ -77,11 +77,11 @@ _DROPPED: Final = DROP_REASONS | {
 SEPARATOR: Final = "------------"
 _CYAN, _YELLOW, _MAGENTA, _GREEN, _RED = 36, 33, 35, 32, 31
 _NODE_NAMES: Final = 50
-"""Characters of node names that are printed of one event."""
+"""Maximum number of characters of node names in an event."""
 
 
 def drop_reason(reason: int, extended: int = 0) -> str:
-    """The text of a drop reason, with the kernel's error if there is one; the numbers if it is unknown."""
+    """Return the text of a drop reason, with the kernel's error if there is one; numbers if it is unknown."""
     text = _DROPPED.get(reason)
     return f"{text or reason}, {extended}" if extended or text is None else text
 
@@ -102,7 +102,7 @@ def _address(host: str, port: str) -> str:
 
 
 def flow_type(flow: Flow) -> str:
-    """What the datapath, or a proxy, did: ``to-endpoint``, ``Policy denied``, ``dns-request proxy``."""
+    """Return the event of a flow: ``to-endpoint``, ``Policy denied``, ``dns-request proxy``."""
     if flow.l7 is not None:
         return _l7_type(flow.l7)
     event = flow.event_type
@@ -131,7 +131,7 @@ def _l7_type(l7: Layer7) -> str:
 
 
 class Printer:
-    """Prints answers of a server in one format; ``close`` prints what a table waits with."""
+    """Prints answers of a server in one format; ``close`` prints a pending table."""
 
     def __init__(
         self,
@@ -157,13 +157,13 @@ class Printer:
         self._printed = 0
 
     def close(self) -> None:
-        """Print the table, if it is one."""
+        """Print the pending table."""
         for line in aligned(self._rows):
             print(line)
         self._rows = []
 
     def flow(self, response: GetFlowsResponse) -> None:
-        """Print a flow; to stderr what a relay reports on nodes, and losses."""
+        """Print a flow; node status of a relay and lost events go to stderr."""
         if response.flow is not None:
             self._flow(response, response.flow)
         elif response.node_status is not None:
@@ -177,7 +177,7 @@ class Printer:
             self._warn(json_text(to_json(response)))
 
     def agent_event(self, response: GetAgentEventsResponse) -> None:
-        """Print an event of the agent."""
+        """Print an agent event."""
         event = response.agent_event
         if event is None:
             raise ValueError("not an agent event")
@@ -400,7 +400,7 @@ class Printer:
 
 
 def _fields(body: Any) -> dict[str, object]:
-    """What is printed of an event's body, by name."""
+    """Return the printed fields of an event's body, by name."""
     match body:
         case EndpointUpdateNotification():
             return {"id": body.id, "namespace": body.namespace, "pod name": body.pod_name}
@@ -448,7 +448,7 @@ def _endpoint(endpoint: FlowEndpoint | None) -> str:
 
 
 def _cut_off(names: Sequence[str]) -> str:
-    """The names as far as they fit, and how many more there are."""
+    """Return as many names as fit, and the number of the others."""
     length = 0
     for count, name in enumerate(names):
         length += len(name) + 2

@@ -1,4 +1,4 @@
-"""Flags that say where Hubble is served, and the connection that they lead to.
+"""Flags for the address of a Hubble server, and the connection to it.
 
 Source: the hubble CLI of Cilium 1.17.
 """
@@ -22,7 +22,7 @@ _Message = TypeVar("_Message", bound=WireMessage)
 
 
 class CommandError(Exception):
-    """Raised when a command fails; the text is for stderr."""
+    """Raised if a command fails; the text is for stderr."""
 
 
 SERVER_FLAGS: Final = (
@@ -56,7 +56,7 @@ HELP_WIDTH, TEXT_AT = 80, 32
 
 
 def parsed(words: Sequence[str], flags: Sequence[Flag], command: str, about: str) -> Flags | None:
-    """The flags of a command line; None when only their help was wanted."""
+    """Return the flags of a command line, or None if only help was requested."""
     found = Flags((*flags, *SERVER_FLAGS))
     arguments = found.parse(words)
     if found["help"]:
@@ -73,7 +73,7 @@ def parsed(words: Sequence[str], flags: Sequence[Flag], command: str, about: str
 
 
 def wrapped(text: str, before: str = "") -> str:
-    """A text in lines of help; of a flag, ``before`` stands left of the first."""
+    """Wrap help text; ``before`` is left of the first line of a flag."""
     return fill(
         text,
         HELP_WIDTH,
@@ -130,7 +130,7 @@ def follow(
     kind: type[_Message],
     show: Callable[[_Message], None],
 ) -> None:
-    """Print the answers of a stream, each as soon as it comes."""
+    """Print the answers of a stream as they are received."""
     for batch in client.stream(method, encode(request)):
         for message in batch:
             show(decode(kind, message))

@@ -1,4 +1,4 @@
-"""``hive observe --why``: below a drop, the policy that decides and what is missing, by the agent."""
+"""``hive observe --why``: prints below a drop the deciding policy and what would allow it, by the agent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hive.policy.command import direction_lines
 
 BY_POLICY: Final = frozenset({DropReason.POLICY_DENIED, DropReason.POLICY_DENY})
 FRESH: Final = 5.0
-"""Seconds for which an answer of the agent is taken for the next drop of the same kind."""
+"""Seconds for which an answer is reused for drops of the same kind."""
 MOST_ANSWERS: Final = 1000
 INDENT: Final = "    "
 
 
 class Question(NamedTuple):
-    """What the agent is asked of a drop."""
+    """The agent's query for a drop."""
 
     source: str
     destination: str
@@ -35,14 +35,14 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How the agent explained a drop, and when, in seconds of the monotonic clock."""
+    """The agent's explanation of a drop, and its time in seconds of the monotonic clock."""
 
     lines: tuple[str, ...]
     at: float
 
 
 class DropReasons:
-    """Explains drops by the policies that hold now; asks of drops of one kind once in five seconds."""
+    """Explains drops by the current policies; queries the agent once in five seconds for each kind."""
 
     def __init__(self) -> None:
         self._socket = Path(os.environ.get("CILIUM_SOCK", DEFAULT_SOCKET))
@@ -50,9 +50,9 @@ class DropReasons:
         self._printed: tuple[str, ...] = ()
 
     def lines(self, flow: Flow) -> Sequence[str]:
-        """What to print below the flow; nothing below one that was not dropped, or like the drop before.
+        """Return the lines below a flow; none if it was not dropped, or equals the previous drop.
 
-        Raises CommandError when no agent answers.
+        Raises CommandError if no agent answers.
         """
         if flow.verdict != FlowVerdict.DROPPED:
             return ()
@@ -107,7 +107,7 @@ _DIRECTIONS: Final[Mapping[int, str]] = {
 
 
 def question_of(flow: Flow) -> Question | None:
-    """What to ask of a packet; None of one without addresses."""
+    """Return the query for a packet, or None if it has no addresses."""
     if flow.IP is None:
         return None
     source, destination = _end(flow.source, flow.IP.source), _end(flow.destination, flow.IP.destination)

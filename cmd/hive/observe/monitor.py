@@ -1,4 +1,4 @@
-"""``hive monitor``: what the datapath does with packets, while it happens, or did.
+"""``hive monitor``: events of the datapath and of the agent, live or stored.
 
 Source: the options of ``cilium-dbg monitor``.
 """
@@ -169,16 +169,16 @@ def command(
     rules: bool,
     as_hex: bool,
 ) -> int:
-    """Show drops, traces, policy verdicts and changes in the agent as they are reported, until ctrl-C.
+    """Show drops, traces, policy verdicts and changes in the agent as they happen, until ctrl-C.
 
-    With --since or --last, first those that the agent holds, with the names of their time: that takes Hubble
-    (enable-hubble); of requests and kinds of events, what its settings let it hold.
+    With --since or --last, start with stored events, with the names of their time. This requires Hubble
+    (enable-hubble); its settings determine which events are stored.
 
-    A line has the local time, what happened and why, source and destination. ENDPOINT is a pod of this node,
-    its number or its address; POD is a name, with or without its namespace. Several options of one kind
-    mean any of them. Which packets are traced is the
-    agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
-    Before the first drop of each reason, a line on standard error has what that means and what to do.
+    A line has the local time, event and reason, source and destination. ENDPOINT is a pod of this node, its
+    number or its address; POD is a name, with or without its namespace. Several options of one kind are
+    alternatives. The agent's setting monitor-aggregation determines which packets are traced. Events that
+    arrive faster than they are read are lost, and counted. Before the first drop of each reason, a line on
+    standard error explains it.
     """
     past = since is not None or last is not None
     if past and monitor_socket is not None:
@@ -206,7 +206,7 @@ def command(
     shown = lost = 0
     explained: set[int] = set()
     known = Rules(agent_socket) if rules else None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with a summary
     try:
         if past:
             found = held_and_coming(
@@ -241,7 +241,7 @@ def command(
 
 
 def coming(path: Path) -> Iterator[Seen]:
-    """Events from now on, until the agent closes the connection. Raises click.ClickException."""
+    """Yield events until the agent closes the connection. Raises click.ClickException."""
     with connect(path) as stream:
         click.echo(LISTENING, err=True)
         for each in events(stream):
@@ -250,7 +250,7 @@ def coming(path: Path) -> Iterator[Seen]:
 
 
 def events(stream: socket.socket) -> Iterator[Sample | Lost]:
-    """What comes over the monitor socket. Raises click.ClickException where it is not a monitor socket."""
+    """Yield the events of a monitor socket. Raises click.ClickException if it is not one."""
     payloads = Payloads()
     while data := stream.recv(1 << 18):
         try:
@@ -260,7 +260,7 @@ def events(stream: socket.socket) -> Iterator[Sample | Lost]:
 
 
 def _numbers(texts: tuple[str, ...], agent_socket: Path) -> frozenset[int]:
-    """Endpoints by number. Raises click.ClickException for one that is not there."""
+    """Return the numbers of endpoints. Raises click.ClickException for an unknown one."""
     found = [endpoint_number(text, agent_socket, TIMEOUT) for text in texts]
     for text in found:
         if not text.isdigit():
@@ -278,7 +278,7 @@ def _line(event: Event, now: datetime, names: EventNames, rules: list[dict[str, 
 
 
 def hex_dump(data: bytes) -> str:
-    """Sixteen bytes a line, with their offsets and what of them is ASCII."""
+    """Return lines of sixteen bytes, with offset and ASCII."""
     lines = []
     for start in range(0, len(data), 16):
         row = data[start : start + 16]

@@ -1,4 +1,4 @@
-"""Which events ``hive monitor`` shows."""
+"""The filters of ``hive monitor``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from cells.observe.events import (
 )
 
 VERDICTS: Final = ("forwarded", "dropped", "redirected", "audit", "error")
-"""As ``hubble observe --verdict`` has them."""
+"""The verdicts of ``hubble observe --verdict``."""
 _OF_RECORDS: Final = {"Forwarded": "forwarded", "Denied": "dropped"}
 
 
 class PodNames(Protocol):
-    """Finds pods, as ``namespace/name``; empty texts for what is none."""
+    """Finds pods, as ``namespace/name``; empty if there is none."""
 
     def endpoint(self, number: int, /) -> str:
-        """The pod of an endpoint of this node."""
+        """Return the pod of an endpoint of this node."""
         ...
 
     def pod(self, address: str, /) -> str:
-        """The pod that has an address, on any node."""
+        """Return the pod with an address, on any node."""
         ...
 
 
 def verdict_of(event: Event) -> str:
-    """One of VERDICTS; empty for an event about no verdict."""
+    """Return the verdict of an event, one of VERDICTS; empty without one."""
     match event:
         case Drop():
             return "dropped"
@@ -55,7 +55,7 @@ def verdict_of(event: Event) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which events are shown; losses always are."""
+    """The selected events; events about losses are always shown."""
 
     kinds: tuple[type, ...] = ()
     """Empty: all."""
@@ -65,14 +65,14 @@ class Wanted:
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     verdicts: frozenset[str] = frozenset()
     pods: frozenset[str] = frozenset()
-    """Names of pods, with or without their namespaces, at one end or the other."""
+    """Names of pods, with or without their namespaces, on either end."""
     namespaces: frozenset[str] = frozenset()
-    """Of that pod."""
+    """Namespaces of pods on either end."""
     names: PodNames | None = None
-    """Finds pods; needed for ``pods`` and ``namespaces``."""
+    """Finds pods, for ``pods`` and ``namespaces``."""
 
     def shows(self, event: Event) -> bool:
-        """Whether it is one of them."""
+        """Whether the event is selected."""
         if isinstance(event, Lost):
             return True
         if self.kinds and not isinstance(event, self.kinds):
@@ -95,7 +95,7 @@ class Wanted:
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source
         elif source == destination:
-            source = 0  # an event of the receiver's program: it does not have the sender
+            source = 0  # an event of the receiver's program, which does not have the sender
         return (
             (not self.source or source in self.source)
             and (not self.destination or destination in self.destination)
@@ -131,7 +131,7 @@ class Wanted:
 
 
 def _pods_of(event: Event, names: PodNames) -> Iterator[str]:
-    """Both ends, as far as they are pods: by number those of this node, by address all."""
+    """Return the pods on both ends: by number those of this node, by address all."""
     if isinstance(event, RequestRecord | LookupRecord):
         for end in (event.source, event.destination):
             yield names.endpoint(end.endpoint)

@@ -1,6 +1,6 @@
-"""What ``hive monitor`` shows: events that come, or first those that the agent holds.
+"""The events of ``hive monitor``: live ones, optionally preceded by stored ones.
 
-An event of the past has the names of its time: the pod may have been deleted since.
+A stored event has the names of its time, since its pod may have been deleted.
 """
 
 import binascii
@@ -24,7 +24,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 class Moment(click.ParamType[int]):
-    """A time in nanoseconds since 1970, given as such or as how long ago it was."""
+    """A time in nanoseconds since 1970, given as a time or relative to now."""
 
     name = "time"
 
@@ -49,42 +49,42 @@ class Moment(click.ParamType[int]):
 
 
 class Seen(NamedTuple):
-    """An event, when it came, and by which CPU's buffer."""
+    """An event with its time and the CPU of its buffer."""
 
     event: Event
     time: datetime
     cpu: int | None
     names: Mapping[str, Any] | None = None
-    """Names of its time, as the agent sends them; None for one that has just come."""
+    """Names of its time, as sent by the agent; None for a live event."""
 
 
 class NamesThen:
-    """Names of an event's time as far as they are known, else those of now."""
+    """Names of an event's time, by default the current ones."""
 
     def __init__(self, agent_socket: Path, *, numeric: bool) -> None:
         self.now = Names(agent_socket, TIMEOUT)
         self.shown: EventNames = NUMBERS if numeric else self
-        """What lines have."""
+        """The names for output."""
         self._then: Mapping[str, Any] = {}
 
     def at(self, seen: Seen) -> None:
-        """Name what is in this event from now on."""
+        """Use the names of this event from now on."""
         self._then = seen.names or {}
 
     def endpoint(self, number: int, /) -> str:
-        """``namespace/name`` of an endpoint's pod."""
+        """Return ``namespace/name`` of an endpoint's pod."""
         return self._known("endpoints", str(number)) or self.now.endpoint(number)
 
     def identity(self, number: int, /) -> str:
-        """The labels of an identity in short."""
+        """Return the short labels of an identity."""
         return labels_text(self._known("identities", str(number)) or ()) or self.now.identity(number)
 
     def address(self, address: str, /) -> str:
-        """The pod, service or node that has an address."""
+        """Return the pod, service or node with an address."""
         return self._known("pods", address) or self._known("services", address) or self.now.address(address)
 
     def pod(self, address: str, /) -> str:
-        """The pod that has an address, on any node."""
+        """Return the pod with an address, on any node."""
         return self._known("pods", address) or self.now.pod(address)
 
     def _known(self, kind: str, key: str) -> Any:
@@ -94,9 +94,9 @@ class NamesThen:
 def held_and_coming(
     agent_socket: Path, since: int | None, last: int | None, shows: Callable[[Seen], bool], *, named: bool
 ) -> Iterator[Seen]:
-    """Events since a time, the last so many of those that are to be shown, then those that come.
+    """Yield stored events since a time, or the last N selected ones, then live events.
 
-    Raises click.ClickException with one line where the agent holds none, and when it stops.
+    Raises click.ClickException with one line if the agent stores none, and when it stops.
     """
     query = urlencode({"since": since or 0, "names": str(named).lower()})
     return _recalled(follow(f"/hive/events?{query}", agent_socket), since, last, shows)
@@ -127,7 +127,7 @@ def _recalled(
 
 
 def _mention(history: Mapping[str, Any], since: int | None) -> None:
-    """Say where the past begins, if that is later than what is asked for."""
+    """Print where the stored events start, if that is later than requested."""
     begins = history["begins"]
     if begins is None:
         click.echo("the agent holds no events yet", err=True)

@@ -1,4 +1,4 @@
-"""An event of the datapath as a line of JSON.
+"""Formats an event of the datapath as a line of JSON.
 
 Source: the keys of ``cilium-dbg monitor -j``; ``time``, ``names`` and ``rules`` are ours.
 """
@@ -39,9 +39,9 @@ def json_line(
     names: EventNames,
     rules: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Without its end; ``cpu`` None where none is known, ``rules`` None where the agent was not asked."""
+    """Return a line without its end; ``cpu`` is None if unknown, ``rules`` None if not requested."""
     record = _record(event)
-    record.setdefault("time", now.isoformat(timespec="milliseconds"))  # that of requests is their own
+    record.setdefault("time", now.isoformat(timespec="milliseconds"))  # requests have times of their own
     if rules is not None:
         record["rules"] = rules
     if cpu is not None:
@@ -123,7 +123,7 @@ def _other(event: AgentNotification | Lost | Raw) -> dict[str, Any]:
 
 
 def _message(text: str) -> Any:
-    """The content of a notification; its text where that is not JSON."""
+    """Return the content of a notification; its text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

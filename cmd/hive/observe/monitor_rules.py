@@ -1,6 +1,6 @@
-"""Which rules of which objects a policy verdict follows from, asked of the agent.
+"""The rules that decided a policy verdict, queried from the agent.
 
-An event has the verdict, not the reason. If rules have changed since, the current ones are shown.
+An event has only the verdict. If rules have changed since, the current ones are shown.
 """
 
 import time
@@ -15,14 +15,14 @@ from cells.observe.events.text import dissect
 from hive.client import ask
 
 RETAINED: Final = 2.0
-"""Seconds for which an answer holds."""
+"""Seconds for which an answer is reused."""
 MOST: Final = 1024
 
 Question = tuple[int, str, int, int, int, str]
 
 
 class Rules:
-    """Answers, each asked for once in a while; an agent that does not answer is not asked again."""
+    """Answers of the agent, cached for some time; after a failure the agent is not queried again."""
 
     def __init__(self, agent_socket: Path) -> None:
         self._socket = agent_socket
@@ -30,7 +30,7 @@ class Rules:
         self._silent = False
 
     def of(self, verdict: Verdict) -> list[dict[str, Any]]:
-        """``rule`` in words and ``labels`` of each; none where no rule speaks of the packet."""
+        """Return ``rule`` as text and ``labels`` of each deciding rule."""
         direction = "egress" if verdict.egress else "ingress"
         packet = dissect(verdict.packet)
         peer = (packet.destination if verdict.egress else packet.source) if packet is not None else None
@@ -64,7 +64,7 @@ class Rules:
 
 
 def rules_text(verdict: Verdict, rules: list[dict[str, Any]]) -> str:
-    """What follows the line of a verdict: the rules by which it was given."""
+    """Return the text below the line of a verdict: the deciding rules."""
     if rules:
         return ", by " + "; ".join(one["rule"] for one in rules)
     return ", by no rule: none allows it" if verdict.verdict < 0 else ""

@@ -1,1 +1,1 @@
-"""``hive operator``: the operator of a cluster, and how it is."""
+"""``hive operator``: runs the cluster's operator, and shows its status."""

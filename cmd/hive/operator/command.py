@@ -1,4 +1,4 @@
-"""``hive operator``: the cluster's operator, from its settings to its exit code."""
+"""``hive operator``: runs the cluster's operator, from its settings to its exit code."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 VERSION = "--version"
-"""As Cilium's operator takes it, and installers ask it."""
+"""The flag of Cilium's operator that installers use."""
 
 
-class RunUnlessAsked(click.Group):
-    """A group that runs the operator when its first word is a setting, or there is none."""
+class RunByDefault(click.Group):
+    """A group that runs the operator if its first word is a setting, or missing."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Its words, with the command they mean."""
+        """Insert the implied command."""
         if not args or (args[0].startswith("-") and args[0] not in HELP):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=RunUnlessAsked)
+@click.group(cls=RunByDefault)
 def command() -> None:
     """Run the cluster's operator, or show the status of a running one.
 
-    Without a command it runs: hive operator --config-dir=/etc/cilium is hive operator run with that setting.
+    The default command is run: hive operator --config-dir=/etc/cilium runs with this setting.
     """
 
 
@@ -42,7 +42,7 @@ def command() -> None:
 def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
     """Run the operator until SIGTERM, SIGINT or SIGHUP, or until it loses its lease.
 
-    Settings are given as those of hive agent, from the same directory: keys of others are left alone.
+    Settings are given as those of hive agent, from the same directory; keys of other programs are ignored.
     """
     if VERSION in settings:
         from importlib import metadata
@@ -59,7 +59,7 @@ command.add_command(status)
 
 
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
-    """The hive of the operator with these flags, the environment and the config-dir. Nothing is started."""
+    """Return the operator's hive with these flags, the environment and the config-dir; nothing is started."""
     from cells.operator import operator
     from lifecycle import Hive, Sources
 

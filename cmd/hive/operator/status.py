@@ -1,4 +1,4 @@
-"""``hive operator status``: who leads, and how every part of an operator is."""
+"""``hive operator status``: the leader, and the health of an operator."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ DEFAULT = "localhost:9234"
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for an answer.")
 @output_option
 def status(server: str, timeout: float, output: str) -> None:
-    """Show whether a running operator is healthy, and which one leads. Exits 1 if a part is not healthy."""
+    """Show whether a running operator is healthy, and the leader. Exits 1 if a part is not healthy."""
     answer = asked(server, timeout)
     if shown_as_document(answer, output):
         return
@@ -36,7 +36,7 @@ def status(server: str, timeout: float, output: str) -> None:
 
 
 def facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of every line."""
+    """Yield name and text of every line."""
     leads = "this operator" if answer["leads"] else answer["leader"] or "no replica yet"
     found = [
         ("Operator:", answer["identity"]),
@@ -54,7 +54,7 @@ def facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def asked(server: str, timeout: float) -> dict[str, Any]:
-    """The operator's own status, with the answer of its health check. Raises ClickException."""
+    """Return the operator's status, with the result of its health check. Raises ClickException."""
     where = f"http://{server if not server.startswith(':') else 'localhost' + server}"
     try:
         with urlopen(f"{where}/hive/status", timeout=timeout) as answer:  # noqa: S310  # http, as given

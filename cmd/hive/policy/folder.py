@@ -235,7 +235,7 @@ class FolderDirectory:
         service, node = self._services[name], self._node_of(client)
         if not served_by(service.labels, OPTIONS.k8s_service_proxy_name):
             return []
-        if not node:  # which backends are local is not known: all count
+        if not node:  # the number of local backends is unknown: all count
             spec = replace(service.spec, internal_traffic_policy="Cluster", external_traffic_policy="Cluster")
             service = replace(service, spec=spec)
         backends = backends_of(self._slices[name], OPTIONS)

@@ -1,1 +1,1 @@
-"""``hive service`` and ``hive bpf lb``: services as the agent serves them, and as the maps have them."""
+"""``hive service`` and ``hive bpf lb``: services by the agent, and by the kernel's maps."""

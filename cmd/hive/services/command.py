@@ -1,4 +1,4 @@
-"""``hive service``: the services that the running agent serves."""
+"""``hive service``: the services of the running agent."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ HEADER = ("ID", "FRONTEND", "TYPE", "SERVICE", "BACKENDS")
 
 @click.group()
 def command() -> None:
-    """Show services: their addresses and their backends."""
+    """Show services: their addresses and backends."""
 
 
 @command.command("list")
@@ -39,9 +39,9 @@ def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, ou
 @click.argument("service", shell_complete=completion.services)
 @agent_options
 def get(service: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show SERVICE: a name, NAMESPACE/NAME, an address, ADDRESS:PORT, or a frontend's number of the list.
+    """Show SERVICE: a name, NAMESPACE/NAME, an address, ADDRESS:PORT, or a frontend's number from the list.
 
-    By a number it is one frontend, else all frontends of the service.
+    A number selects one frontend, otherwise all frontends of the service are shown.
     """
     found: Any
     if service.isdigit():

@@ -1,4 +1,4 @@
-"""``hive bpf lb maglev``: the lookup tables by which backends are chosen, as the maps have them.
+"""``hive bpf lb maglev``: the Maglev lookup tables in the kernel's maps.
 
 Source: cilium-dbg bpf lb maglev; maps of Cilium 1.17.
 """
@@ -26,7 +26,7 @@ def command() -> None:
 @bpf_root_option
 @output_option
 def list_tables(bpf_root: Path, output: str) -> None:
-    """List the tables of all services: backend numbers in the order of hashes."""
+    """List the tables of all services: backend ids in the order of hashes."""
     _print(tables(bpf_root), output)
 
 
@@ -35,7 +35,7 @@ def list_tables(bpf_root: Path, output: str) -> None:
 @bpf_root_option
 @output_option
 def get_table(number: int, bpf_root: Path, output: str) -> None:
-    """Show the tables of one service; ID is the number that hive bpf lb list shows."""
+    """Show the tables of one service; ID is its number in hive bpf lb list."""
     found = {key: numbers for key, numbers in tables(bpf_root).items() if key[0] == number}
     if not found:
         raise click.ClickException(f"service {number} has no lookup table; hive bpf lb maglev list has all")
@@ -53,7 +53,7 @@ def _print(tables: dict[tuple[int, int], list[int]], output: str) -> None:
 
 
 def tables(bpf_root: Path = Path("/sys/fs/bpf")) -> dict[tuple[int, int], list[int]]:
-    """Backends' numbers by service and family. Raises click.ClickException."""
+    """Return the backend ids by service and family. Raises click.ClickException."""
     found: dict[tuple[int, int], list[int]] = {}
     for version in (4, 6):
         try:
@@ -69,7 +69,7 @@ def tables(bpf_root: Path = Path("/sys/fs/bpf")) -> dict[tuple[int, int], list[i
 
 
 def _numbers(inner: int) -> list[int] | None:
-    """What the map of that kernel id has, None if it was replaced meanwhile. Raises BpfError."""
+    """Return the content of the map with a kernel id, or None if it was replaced. Raises BpfError."""
     try:
         with map_by_id(inner) as table:
             value = table.lookup(bytes(4)) or b""

@@ -1,6 +1,6 @@
-"""``hive bpf lb``: services as the maps have them, whether an agent runs or not.
+"""``hive bpf lb``: services in the kernel's maps, with or without a running agent.
 
-Source: cilium-dbg bpf lb list; loadbalancer maps of Cilium 1.17.
+Source: cilium-dbg bpf lb list; load balancing maps of Cilium 1.17.
 """
 
 import errno
@@ -44,7 +44,7 @@ Rows = list[dict[str, object]]
 
 
 class Slot(NamedTuple):
-    """An entry of a map of services: slot 0 is the service itself."""
+    """An entry of a service map: slot 0 is the service itself."""
 
     address: str
     slot: int
@@ -66,7 +66,7 @@ bpf_root_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Show services as they are in the kernel's maps."""
+    """Show the services in the kernel's maps."""
 
 
 @command.command("list")
@@ -85,7 +85,7 @@ def command() -> None:
 def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str) -> None:
     """List services with their backends; slot 0 has a service's flags and number of backends.
 
-    Names are the agent's: without an agent there are addresses alone.
+    Names come from the agent; without an agent only addresses are shown.
     """
     maps = {name: _entries(bpf_root / GLOBALS / name) for name in _names(what)}
     rows = _VIEWS[what or "services"](maps)
@@ -98,7 +98,7 @@ def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: 
 
 
 def _named(row: dict[str, object], names: Names) -> dict[str, object]:
-    """With the service's name, or that of the pod that is its backend."""
+    """Return a row with the name of the service or of the backend's pod."""
     address = str(row["BACKEND"] if row["SLOT"] else row["SERVICE"]).partition("/")[0]
     name = names.address(address.rpartition(":")[0].strip("[]"))
     ordered = {"SERVICE": row["SERVICE"], "SLOT": row["SLOT"], "BACKEND": row["BACKEND"], "NAME": name}
@@ -106,7 +106,7 @@ def _named(row: dict[str, object], names: Names) -> dict[str, object]:
 
 
 def show(rows: Rows, output: str) -> None:
-    """Print rows as a table; of none, a sentence on standard error."""
+    """Print rows as a table; without rows, a sentence on standard error."""
     if not rows:
         click.echo("No entries: these maps are empty, or not there.", err=True)
         return
@@ -124,7 +124,9 @@ def _names(what: str | None) -> list[str]:
 
 
 def _entries(path: Path) -> Mapping[bytes, bytes]:
-    """Of a map that is not there: none, as Cilium's tool takes it. Raises click.ClickException."""
+    """Return the entries of a map; none if it does not exist, like Cilium's tool. Raises
+    click.ClickException.
+    """
     try:
         with open_map(path) as opened:
             return dict(opened.items())
@@ -151,7 +153,7 @@ def _slots(maps: Mapping[str, Mapping[bytes, bytes]]) -> Iterator[Slot]:
 
 
 def _backends(maps: Mapping[str, Mapping[bytes, bytes]]) -> dict[int, tuple[str, int]]:
-    """Address and state by number."""
+    """Return address and state by backend id."""
     found = {}
     for version, length in ((4, 4), (6, 16)):
         for key, value in maps[f"cilium_lb{version}_backends_v3"].items():
@@ -167,7 +169,7 @@ def _address(data: bytes, length: int, protocol: int) -> str:
 
 
 def flags_text(flags: ServiceFlag) -> str:
-    """How a service is served, in Cilium's words."""
+    """Return the flags of a service in Cilium's words."""
     words = [next((name for flag, name in _TYPES if flag in flags), "ClusterIP")]
     words += [word for flag, word in _WORDS[:4] if flag in flags]
     words += [] if ServiceFlag.ROUTABLE in flags else ["non-routable"]

@@ -1,1 +1,1 @@
-"""``hive ui``: who talks to which peer, who may, how nodes are, and how the agent started, on one page."""
+"""``hive ui``: a page with flows, policy verdicts, the state of nodes, and the agent's modules and start."""

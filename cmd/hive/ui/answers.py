@@ -1,4 +1,4 @@
-"""What the page of ``hive ui`` asks, answered by one node's agent."""
+"""Answers the queries of the page of ``hive ui`` with one node's agent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hive.observe.hubble_client import ConnectError
 from hive.ui.flows import FlowMap
 
 AT_ONCE: Final = 4
-"""Questions to the agent."""
+"""Number of queries to the agent in parallel."""
 PEERS_FRESH: Final = 30.0
-"""Seconds for which WireGuard's peers are not read again."""
+"""Seconds for which WireGuard's peers are cached."""
 
 
 class NodeAnswers:
@@ -46,13 +46,13 @@ class NodeAnswers:
         }
 
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
-        """As answer_now(), in a thread."""
+        """Answer a query in a thread."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(AT_ONCE)
         return await anyio.to_thread.run_sync(self.answer_now, name, query, limiter=self._limiter)
 
     def answer_now(self, name: str, query: Mapping[str, str]) -> Answer:
-        """A status and what the page gets; what cannot be answered is ``{"error": ...}``."""
+        """Return an HTTP status and the body; errors are ``{"error": ...}``."""
         if name not in self._answers:
             return 404, {"error": f"unknown question {name[:20]}"}
         try:
@@ -70,7 +70,7 @@ class NodeAnswers:
         )
 
     def _nodes(self, _query: Mapping[str, str]) -> Any:
-        """This node's view of the nodes; what is off is None."""
+        """Return this node's view of the nodes; disabled features are None."""
         nodes = self._ask("/v1/cluster/nodes")
         view = {
             "nodes": nodes,
@@ -86,7 +86,7 @@ class NodeAnswers:
         return {"views": {str(nodes.get("self", "")).rpartition("/")[2]: view}, "problems": {}}
 
     def _peers(self) -> Any:
-        """Peers of WireGuard, which stand in the long answer about everything alone."""
+        """Return WireGuard's peers, which are only in the verbose status."""
         if self._peers_at is None or time.monotonic() - self._peers_at > PEERS_FRESH:
             found = self._ask("/v1/debuginfo").get("encryption") or {}
             interfaces = (found.get("wireguard") or {}).get("interfaces") or ()

@@ -1,7 +1,7 @@
-"""Serves the page of ``hive ui``: GET only, to holders of the token.
+"""Serves the page of ``hive ui``: GET only, for clients with the token.
 
-Anything that can connect to loopback can ask here, also a web page that leads its name to 127.0.0.1 (DNS
-rebinding). So the path begins with a random token, and the Host has to be a name of loopback.
+Any local process can connect to loopback, and so can a web page with a name that resolves to 127.0.0.1 (DNS
+rebinding). So the path starts with a random token, and the Host must be a name of loopback.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _POLICY: Final = (
 
 
 class Answers(Protocol):
-    """What the page asks of."""
+    """The interface that answers queries of the page."""
 
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
-        """A status of HTTP, and what the page gets."""
+        """Return an HTTP status and the body."""
         ...
 
 
@@ -51,7 +51,7 @@ class Bridge:
         self._cluster = cluster
 
     async def handle(self, request: Request) -> Response:
-        """One request."""
+        """Answer one request."""
         if (refused := self._refused(request)) is not None:
             return refused
         name = request.path.removeprefix(f"/{self._token}/")
@@ -76,7 +76,7 @@ class Bridge:
 
 
 def _inside(found: Any) -> Response:
-    """The page of ``hive inspect --format html`` about a running agent."""
+    """Return the page of ``hive inspect --format html`` for a running agent."""
     graph = read_graph(json.dumps(found["graph"]))
     timeline = read_timeline(json.dumps(found["timeline"]))
     framed = HEADERS | {"Content-Security-Policy": "frame-ancestors 'self'"}

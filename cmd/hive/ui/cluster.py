@@ -1,6 +1,6 @@
-"""What the page asks, answered by the agents of all nodes together: the answers behind ``hive cluster ui``.
+"""Answers the queries of the page with the agents of all nodes, for ``hive cluster ui``.
 
-A node that does not answer is named on the page, with why; the others are shown.
+The page names nodes that do not answer, with the error; the others are shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hive.policy.everywhere import explain_everywhere
 from hive.ui.flows import merged_flows
 
 MOST_ENDS: Final = 120
-"""Identities of pods on each side of the matrix."""
+"""Maximum number of identities of pods on each side of the matrix."""
 _WORST: Final = ("allowed", "elsewhere", "mixed", "denied")
 
 Matrix = Mapping[str, Any]
@@ -38,7 +38,7 @@ class ClusterAnswers:
         }
 
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
-        """A status, and what the page gets."""
+        """Return an HTTP status and the body."""
         if name not in self._answers:
             return 404, {"error": f"unknown question {name[:20]}"}
         try:
@@ -64,10 +64,10 @@ class ClusterAnswers:
 
 
 def merged_matrix(answers: Mapping[str, Matrix]) -> dict[str, Any]:
-    """Matrices of several nodes as one.
+    """Merge the matrices of several nodes.
 
-    Each node decides egress of its pods and ingress to them. A cell is allowed if both are; it stays
-    ``elsewhere`` where no node that answers decides one of them.
+    Each node decides egress of its pods and ingress to them. A cell is allowed if both are; it is
+    ``elsewhere`` if no answering node decides one of them.
     """
     sources, destinations = _Ends(), _Ends()
     cells: dict[tuple[int, int], _Cell] = {}
@@ -110,14 +110,14 @@ def _is_pod(end: Mapping[str, Any]) -> bool:
 
 
 class _Ends:
-    """Rows or columns: one for each identity, and each of the networks that select its pods."""
+    """Rows or columns: one for each identity, and for each network that selects its pods."""
 
     def __init__(self) -> None:
         self.ends: list[dict[str, Any]] = []
         self._places: dict[tuple[Any, ...], int] = {}
 
     def place(self, end: Mapping[str, Any]) -> int:
-        """The place of an end, which has the pods of all nodes."""
+        """Return the index of an end, and merge its pods of all nodes."""
         key = end["identity"], tuple(end.get("networks") or ())
         if key not in self._places:
             self._places[key] = len(self.ends)
@@ -130,7 +130,7 @@ class _Ends:
         return self._places[key]
 
     def shown(self) -> list[int]:
-        """Places in order: reserved identities, then pods by namespace."""
+        """Return the indexes in order: reserved identities, then pods by namespace."""
         ranked = sorted(
             range(len(self.ends)),
             key=lambda at: (
@@ -145,20 +145,20 @@ class _Ends:
 
 
 class _Cell:
-    """How a source reaches a destination, by what nodes decide of it."""
+    """The verdict for a source and destination, by the nodes that decide it."""
 
     def __init__(self) -> None:
         self._verdicts: dict[str, str] = {}
-        """And the headline of the first of each."""
+        """Verdict -> headline of the first node with it."""
         self._decided: set[str] = set()
 
     def add(self, cell: Mapping[str, Any], decided: set[str]) -> None:
-        """What a node has of it, and the directions that it decides."""
+        """Add a node's verdict, and the directions that it decides."""
         self._verdicts.setdefault(cell["verdict"], cell["headline"])
         self._decided |= decided
 
     def shown(self) -> dict[str, str]:
-        """The verdict of all, and words for it."""
+        """Return the combined verdict and its description."""
         worst = max(self._verdicts, key=_WORST.index)
         if worst == "elsewhere" and self._decided == {"egress", "ingress"}:
             return {"verdict": "allowed", "headline": "allowed by both ends"}

@@ -35,9 +35,8 @@ _REDIRECT: Final = '<!doctype html><meta http-equiv="refresh" content="0;url={}"
 def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeout: float) -> None:
     """Show connections, the policies that allow or deny them, and the state of nodes on a page.
 
-    The page is served on 127.0.0.1 until ctrl-C, to those who have its address: it holds a random token.
-    It reads the agent's sockets and changes nothing. Flows need enable-hubble=true. For all nodes at once:
-    hive cluster ui.
+    The page is served on 127.0.0.1 until ctrl-C; its address contains a random token. It reads the agent's
+    sockets and changes nothing. Flows require enable-hubble=true. For all nodes: hive cluster ui.
     """
     hubble = os.environ.get("HUBBLE_SERVER") or f"unix://{agent_socket.with_name(_HUBBLE_SOCKET)}"
     answers = NodeAnswers(agent_socket, hubble, timeout)
@@ -54,7 +53,7 @@ def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeou
 
 
 def listening(port: int) -> socket.socket:
-    """A listener on loopback. Raises click.ClickException."""
+    """Return a listening socket on loopback. Raises click.ClickException."""
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
@@ -64,7 +63,7 @@ def listening(port: int) -> socket.socket:
 
 
 async def serve_page(listener: socket.socket, answers: Answers, cluster: bool, no_browser: bool) -> None:
-    """Serve until cancelled; print the address, and open it where there is a screen."""
+    """Serve until cancelled; print the address, and open a browser if there is a display."""
     token = secrets.token_urlsafe(24)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
     bridge = Bridge(token, answers, cluster=cluster)
@@ -75,7 +74,8 @@ async def serve_page(listener: socket.socket, answers: Answers, cluster: bool, n
         if no_browser or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             await anyio.sleep_forever()
         with tempfile.TemporaryDirectory(prefix="hive-ui-") as folder:
-            # arguments of processes are seen by every user: the browser gets a file that only this one reads
+            # arguments of processes are visible to all users: the browser gets a file that only this user can
+            # read
             file = Path(folder) / "open.html"
             file.write_text(_REDIRECT.format(address, address), encoding="utf-8")
             await anyio.to_thread.run_sync(webbrowser.open, file.as_uri())

@@ -1,7 +1,7 @@
-"""Which workload talks to which: the flows that Hubble's ring of a node holds, summed up by workload.
+"""Aggregates the flows in a node's Hubble ring by workload.
 
-A flow is what ``hive observe`` prints on a line. Replies are left out, as they say nothing new, and so are
-packets to multicast and link-local addresses, and verdicts that a drop or a trace repeats.
+A flow is a line of ``hive observe``. Omitted are replies, packets to multicast and link-local addresses, and
+verdicts that a drop or trace repeats.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from hive.observe.hubble_why import Question, question_of
 
 SECOND: Final = 1_000_000_000
 STEP: Final = 10
-"""Seconds that are counted together."""
+"""Length of a step in seconds."""
 STEPS: Final = 30
-"""Of them are shown: five minutes."""
+"""Number of steps shown: five minutes."""
 RATE_STEPS: Final = 6
-"""The last of them make the rate: one minute."""
+"""Number of steps for the rate: one minute."""
 MOST_EDGES: Final = 5000
 SHOWN_EDGES: Final = 1500
 SHOWN_PORTS: Final = 8
 FRESH: Final = 1.0
-"""Seconds for which one answer serves all pages."""
+"""Seconds for which an answer is cached for all pages."""
 OUTSIDE: Final = ""
 """The group of ends outside the cluster."""
 _ALL: Final = (1 << 64) - 1
 _VERDICT_EVENT: Final = 5
-"""The kind of Cilium's policy verdict notifications."""
+"""Cilium's message type of policy verdict notifications."""
 _MASK: Final = (
     "time",
     "uuid",
@@ -65,13 +65,13 @@ _MASK: Final = (
 _LEAVING: Final = frozenset(
     {TraceObservationPoint.TO_OVERLAY, TraceObservationPoint.TO_NETWORK, TraceObservationPoint.TO_STACK}
 )
-"""Where packets are seen on their way to another node, which sees them, too, if they are for a pod there."""
+"""Observation points of packets to another node, which observes them, too, if they are for a pod there."""
 _WORKLOAD_LABELS: Final = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 _NAMESPACE_LABEL: Final = "io.kubernetes.pod.namespace"
 
 
 class Party(NamedTuple):
-    """One end of flows: a workload of a namespace, or something outside."""
+    """One end of flows: a workload in a namespace, or a peer outside the cluster."""
 
     group: str
     """The namespace."""
@@ -80,19 +80,19 @@ class Party(NamedTuple):
 
 class _Edge(msgspec.Struct):
     allowed: Counter[int]
-    """Flows by step."""
+    """Number of flows by step."""
     denied: Counter[int]
     ports: Counter[str]
     reasons: Counter[str]
     leaving: Counter[int]
-    """Those of the allowed that were seen on their way out of the node."""
+    """Number of allowed flows that were observed while leaving the node."""
     question: Question | None = None
-    """What to ask the agent about it: of the last denied flow, else of the last."""
+    """The agent's query about it: of the last denied flow, by default of the last flow."""
     last: int = 0
 
 
 class FlowMap:
-    """Reads what is new whenever it is asked, from several threads; holds nothing that runs by itself."""
+    """Reads new flows on each call, from several threads; has no background work."""
 
     def __init__(self, server: str, timeout: float) -> None:
         self._server = server
@@ -101,14 +101,14 @@ class FlowMap:
         self._edges: dict[tuple[Party, Party], _Edge] = {}
         self._since = 0
         self._known: set[str] = set()
-        """UUIDs of the flows of the last moment that was read: more of it may come."""
+        """UUIDs of the flows with the latest timestamp, since more flows of that time may follow."""
         self._seen = -1
         self._missed = 0
         self._answer: dict[str, Any] = {}
         self._answered = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Parties and edges. Raises ConnectError, RpcError."""
+        """Return parties and edges. Raises ConnectError, RpcError."""
         with self._lock:
             if not self._answer or time.monotonic() - self._answered >= FRESH:
                 self._read()
@@ -159,7 +159,7 @@ class FlowMap:
                 edge.question = question
 
     def _is_known(self, flow: Flow, moment: int) -> bool:
-        """Whether it was read before; notes it."""
+        """Whether a flow was read before; records it."""
         if moment > self._since:
             self._since, self._known = moment, set()
         known = flow.uuid in self._known
@@ -210,17 +210,16 @@ class FlowMap:
 
 
 def _weight(edge: _Edge) -> tuple[bool, int]:
-    """What sorts edges: those with denials last, then by how much."""
+    """Sort key of edges: those with denials last, then by rate."""
     return bool(edge.denied), edge.allowed.total() + edge.denied.total()
 
 
 def merged_flows(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Summaries of several nodes as one; edges have the names of the nodes that saw them.
+    """Merge the summaries of several nodes; edges have the names of the nodes that observed them.
 
-    A packet from one node to a pod of another is seen by both, as leaving and as delivered, and counts once:
-    of an edge the larger of what left nodes and what was delivered counts. Both numbers are of all nodes
-    together, so a flow is not lost where one of the two does not answer. Steps are aligned by the clocks of
-    the nodes.
+    A packet from a node to a pod of another is observed by both, while leaving and when delivered, and counts
+    once: an edge has the larger of both numbers. Both are sums over all nodes, so a flow is counted if one of
+    the two does not answer. Steps are aligned by the clocks of the nodes.
     """
     newest = max((int(one["now"]) // (STEP * 1000) for one in answers.values()), default=0)
     edges: dict[tuple[Party, Party], _Merged] = {}
@@ -248,7 +247,7 @@ def merged_flows(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Merged:
-    """An edge that several nodes see."""
+    """An edge that several nodes observed."""
 
     def __init__(self) -> None:
         self._delivered, self._leaving, self._denied = ([0] * STEPS for _ in range(3))
@@ -260,7 +259,7 @@ class _Merged:
         self._nodes: list[str] = []
 
     def add(self, node: str, edge: Mapping[str, Any], late: int) -> None:
-        """Add what a node has of it; its clock or answer is `late` steps behind."""
+        """Add a node's numbers; its clock or answer is `late` steps behind."""
         self._nodes.append(node)
         for at in range(late, STEPS):
             self._delivered[at - late] += edge["allowed"][at] - edge["leaving"][at]
@@ -280,11 +279,11 @@ class _Merged:
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """What sorts it, as _weight() does."""
+        """Sort key, as _weight()."""
         return any(self._denied), sum(self._allowed) + sum(self._denied)
 
     def shown(self) -> dict[str, Any]:
-        """As the page has it."""
+        """Return the form of the page."""
         return {
             "allowed": self._allowed,
             "denied": self._denied,
@@ -304,12 +303,12 @@ def _series(steps: Counter[int], newest: int) -> list[int]:
 
 
 def _rate(series: Sequence[int]) -> float:
-    """Flows a second, over the last minute; the step that is not over counts as it is."""
+    """Return flows per second over the last minute, including the unfinished step."""
     return round(sum(series[-RATE_STEPS:]) / (RATE_STEPS * STEP), 3)
 
 
 def _outcome(flow: Flow) -> str | None:
-    """Why it was denied; empty if it was not, None if it does not count."""
+    """Return why a flow was denied; empty if it was not, None if it does not count."""
     if flow.is_reply or flow.IP is None or _is_local_noise(flow.IP.destination):
         return None
     if flow.Type == FlowType.L7 and flow.l7 is not None and flow.l7.type == L7FlowType.RESPONSE:
