@@ -48,7 +48,7 @@ _COMMUNITIES: Final = {
 }
 _EXTENDED_LENGTH: Final = 0x10
 _SIZES: Final = {1: 1, 4: 4, 5: 4}
-"""Of path attributes' values, in bytes, by type: ORIGIN, MULTI_EXIT_DISC, LOCAL_PREF."""
+"""Type of a path attribute -> size of its value in bytes: ORIGIN, MULTI_EXIT_DISC, LOCAL_PREF."""
 _PEERS: Final[Shape] = {"families[]": {}}
 _ROUTES: Final[Shape] = {"paths[]": {"path-attributes[]": {}}}
 _POLICIES: Final[Shape] = {
@@ -67,7 +67,7 @@ def command() -> None:
 
 
 def _asked(operation: str, failure: str, query: dict[str, str] | None = None) -> Any:
-    """What the agent answers; None, and a line, where there is no BGP. Raises click.ClickException."""
+    """Return the agent's answer, or print a line and return None without BGP. Raises click.ClickException."""
     try:
         return ask(operation, query=query)
     except RequestFailedError as error:
@@ -87,7 +87,7 @@ def _print(models: list[Any], form: str, kind: str) -> None:
 
 
 def uptime(nanoseconds: int) -> str:
-    """Rounded to seconds, halves up, as Go does."""
+    """Round to seconds, halves up, as Go does."""
     return go_duration((nanoseconds + 500_000_000) // 10**9 * 10**9)
 
 
@@ -149,7 +149,7 @@ def routes(words: tuple[str, ...], output: str) -> None:
 
 
 def _route_query(words: tuple[str, ...]) -> dict[str, str]:
-    """What of the table is asked for. Raises click.ClickException."""
+    """Return the query of the routes command. Raises click.ClickException."""
     left = list(words)
     table = left.pop(0) if left else "available"
     if table not in _TABLES:
@@ -193,7 +193,10 @@ def _peer(words: list[str]) -> str:
 
 
 def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str, str]]:
-    """Router, neighbor, prefix, next hop, age and attributes of each path. Raises click.ClickException."""
+    """Return router, neighbor, prefix, next hop, age and attributes of each path.
+
+    Raises click.ClickException.
+    """
     for path in route.get("paths") or ():
         family = path.get("family") or {}
         afi, safi = _FAMILIES.get(family.get("afi", ""), 0), _SUBFAMILIES.get(family.get("safi", ""), 0)
@@ -248,7 +251,7 @@ def _decoded(text: str | None, failure: str, what: str) -> bytes:
 
 
 def _prefix(data: bytes, afi: int) -> tuple[str, int]:
-    """A prefix of a route, and how many bytes it takes. Raises IndexError without any byte, ValueError."""
+    """Parse a prefix of a route; return it with its size. Raises IndexError for no bytes, ValueError."""
     bits = data[0]
     size = (bits + 7) // 8
     width, kind = (4, IPv4Address) if afi == 1 else (16, IPv6Address)
@@ -258,9 +261,9 @@ def _prefix(data: bytes, afi: int) -> tuple[str, int]:
 
 
 def _attribute(data: bytes) -> tuple[str, str]:
-    """A path attribute in GoBGP's words, and the next hop that it names.
+    """Return a path attribute in GoBGP's words, and its next hop.
 
-    Raises IndexError, ValueError or struct.error for a value of another size than its type or length has.
+    Raises IndexError, ValueError or struct.error for a value of an invalid size.
     """
     flags, kind = data[0], data[1]
     start = 4 if flags & _EXTENDED_LENGTH else 3
@@ -311,7 +314,7 @@ def _community(number: int) -> str:
 
 
 def _reachable(value: bytes) -> tuple[str, str]:
-    """The next hop and the text of MP_REACH_NLRI."""
+    """Return next hop and text of MP_REACH_NLRI."""
     afi, _, size = struct.unpack_from(">HBB", value)
     address = ip_address(value[4 : 4 + min(size, 16)])
     hop = str(getattr(address, "ipv4_mapped", None) or address)
@@ -372,13 +375,13 @@ def route_policies(words: tuple[str, ...], output: str) -> None:
 
 
 def _several(texts: Iterable[str]) -> str:
-    """One as it is, several in braces."""
+    """Join values: one is unchanged, several are in braces."""
     found = list(texts)
     return found[0] if len(found) == 1 else " ".join(f"{{{text}}}" for text in found)
 
 
 def policy_actions(statement: dict[str, Any]) -> Iterator[str]:
-    """What a statement adds to routes."""
+    """Return the actions of a statement."""
     if (preference := statement.get("set-local-preference")) is not None and preference >= 0:
         yield f"SetLocalPreference: {preference}"
     for key, name in (

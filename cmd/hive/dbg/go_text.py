@@ -1,7 +1,7 @@
-"""Text as Cilium's client prints it: aligned columns, JSON, YAML and JSONPath of its models, times.
+"""Formats text like Cilium's client: aligned columns, JSON, YAML and JSONPath of its models, times.
 
 Source: Go's text/tabwriter, encoding/json and time; the models of Cilium 1.17's API (api/v1/openapi.yaml);
-        JSONPath of k8s.io/client-go.
+JSONPath of k8s.io/client-go.
 """
 
 import json
@@ -18,9 +18,9 @@ Shape = Mapping[str, Any]
 that it has not got: None."""
 
 _MAPS: Final = frozenset({"allocations", "immutable", "options", "stale", "subsystem", "xfrm-errors"})
-"""Objects with free keys: their values are printed as they are, and none at all is left out."""
+"""Objects with free keys: values are printed unchanged, and an empty object is omitted."""
 _REQUIRED: Final = frozenset({"identity", "id", "service-exports-enabled", "value"})
-"""Numbers and booleans that are printed although they are zero."""
+"""Numbers and booleans that are printed even if they are zero."""
 
 _RULES: Final[Shape] = {"derived-from-rules[]": {}}
 _POLICY: Final[Shape] = {
@@ -72,7 +72,7 @@ PLAIN: Final[Shape] = {}
 
 
 def model(value: Any, shape: Shape = PLAIN) -> Any:
-    """`value` as Cilium's client prints the model that it decodes it to: sorted, without what is zero."""
+    """Return `value` as Cilium's client prints its model: sorted, without zero values."""
     if isinstance(value, list):
         return [model(one, shape) for one in value]
     if not isinstance(value, dict):
@@ -127,17 +127,17 @@ def printed(value: Any, form: str, kind: str = "") -> str:
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON as Go writes it: what HTML would read is escaped."""
+    """Return indented JSON like Go, with HTML's special characters escaped."""
     return _escaped(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def json_line(value: Any) -> str:
-    """JSON in one line as Go writes it."""
+    """Return JSON in one line, like Go."""
     return _escaped(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def numbered(text: str) -> dict[int, str]:
-    """Names by number, from a text such as ``1 ICMPv4 6 TCP``."""
+    """Parse names by number, from a text such as ``1 ICMPv4 6 TCP``."""
     words = text.split()
     return dict(zip(map(int, words[::2]), words[1::2], strict=True))
 
@@ -150,7 +150,10 @@ _Piece = Callable[[Any], Iterator[str]]
 
 
 def _pieces(template: str) -> list[_Piece]:
-    """What a template prints, piece by piece; ``{range .x[*]}...{end}`` is one. Raises ClickException."""
+    """Yield the output of a template, piece by piece; ``{range .x[*]}...{end}`` is one.
+
+    Raises click.ClickException.
+    """
     stack: list[tuple[Any, list[_Piece]]] = [(None, [])]
     place = 0
     for match in re.finditer(r"\{([^{}]*)\}", template):
@@ -208,9 +211,10 @@ _GAP = 3
 
 
 def aligned(text: str, least: int = 5) -> str:
-    """`text` with every cell that a tab ends padded to its column, as text/tabwriter does.
+    """Pad every tab-terminated cell of `text` to its column, like text/tabwriter.
 
-    A column is as long as consecutive lines have a cell in it; what follows a line's last tab is in none.
+    A column consists of consecutive lines with a cell in it; text after a line's last tab belongs to no
+    column.
     """
     lines = [line.split("\t") for line in text.split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
@@ -239,12 +243,12 @@ def _measure(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], end: str = "") -> str:
-    """A header and rows in aligned columns; with ``end`` a tab, the last cells are padded, too."""
+    """Return a header and rows in aligned columns; with ``end`` a tab, the last cells are padded, too."""
     return aligned("\n".join("\t".join(map(str, row)) + end for row in (header, *rows)))
 
 
 def time_of(text: str) -> datetime | None:
-    """An RFC 3339 time, or None for none: Go's zero time, and what cannot be read."""
+    """Parse an RFC 3339 time; None for Go's zero time and invalid texts."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -253,13 +257,13 @@ def time_of(text: str) -> datetime | None:
 
 
 def ago(text: str | None) -> str:
-    """How long ago a time was, ``3h2m5s ago``, or ``never``."""
+    """Return the age of a time, ``3h2m5s ago``, or ``never``."""
     moment = time_of(text or "")
     return "never" if moment is None else f"{go_duration(_seconds_since(moment) * 10**9)} ago"
 
 
 def short_ago(text: str | None) -> str:
-    """How long ago a time was, in its largest unit, as Kubernetes prints ages; ``n/a`` for none."""
+    """Return the age of a time in its largest unit, like Kubernetes; ``n/a`` without a time."""
     moment = time_of(text or "")
     if moment is None:
         return "n/a"
@@ -335,7 +339,7 @@ def _prefix_length(label: str) -> int:
 
 
 def address_fault(text: str) -> str:
-    """What is wrong with an address, in the words of Go's net/netip; empty for one with colons."""
+    """Return what is wrong with an address, in the words of Go's net/netip; empty for texts with colons."""
     if next((sign for sign in text if sign in ".:%"), None) != ".":
         return "" if ":" in text else "unable to parse IP"
     wrong = ""

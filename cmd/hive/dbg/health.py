@@ -29,15 +29,15 @@ _ANSWERS: Final = {
     ("GET", "/status"): {},
     ("PUT", "/status/probe"): {403: "putStatusProbeForbidden", 500: "putStatusProbeFailed"},
 }
-"""Errors that the client knows of each operation."""
+"""Errors of each operation that the client decodes."""
 _OPERATIONS: Final = {"/healthz": "GetHealthz", "/status": "GetStatus", "/status/probe": "PutStatusProbe"}
 
 
 class _Commands(click.Group):
-    """A group with aliases, and other words for a command that there is not."""
+    """A group with aliases and Cilium's message for unknown commands."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name or alias."""
+        """Return the command of a name or alias."""
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -59,7 +59,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first word names. Raises click.ClickException for another word."""
+        """Resolve the first word. Raises click.ClickException for an unknown one."""
         if self.get_command(ctx, args[0]) is None:
             text = f'unknown command "{args[0]}" for "{NAME}"'
             click.echo(text)
@@ -87,7 +87,7 @@ def _failed(text: str) -> click.ClickException:
 
 
 def _ask(socket: Path, method: str, path: str, what: str) -> Any:
-    """The decoded answer. Raises click.ClickException in the client's words."""
+    """Return the decoded answer. Raises click.ClickException in the client's words."""
     try:
         status, content = send(method, f"/v1beta{path}", socket=socket)
     except RequestFailedError as error:
@@ -160,7 +160,7 @@ def ping_command(socket: Path) -> None:
 
 
 def connectivity_text(found: Json, *, verbose: bool) -> Iterator[str]:
-    """Lines with tabs between their cells: this node first, then the others by name."""
+    """Return lines with tab-separated cells: this node first, then the others by name."""
     nodes = found.get("nodes") or []
     own = (found.get("local") or {}).get("name", "")
     healthy = sum(_is_healthy(node) for node in nodes)
@@ -180,14 +180,14 @@ def connectivity_text(found: Json, *, verbose: bool) -> Iterator[str]:
 
 
 def paths_of(addresses: Json | None) -> list[Json | None]:
-    """The primary path, None where it is absent, and the secondary ones."""
+    """Return the primary path, or None, and the secondary ones."""
     if addresses is None:
         return []
     return [addresses.get("primary-address"), *(addresses.get("secondary-addresses") or ())]
 
 
 def reach(path: Json | None) -> str:
-    """``reachable``, ``unreachable`` or ``unknown``."""
+    """Return ``reachable``, ``unreachable`` or ``unknown``."""
     if path is None or any((path.get(kind) or {}).get("status") for kind in ("icmp", "http")):
         return "unreachable"
     return "unknown" if None in (path.get("icmp"), path.get("http")) else "reachable"
@@ -223,7 +223,7 @@ def _path_lines(addresses: Json | None, what: str) -> Iterator[str]:
 
 
 def outcome_text(outcome: Json) -> str:
-    """``OK, RTT=1.5ms``, or what went wrong."""
+    """Return ``OK, RTT=1.5ms``, or the error."""
     return outcome.get("status") or f"OK, RTT={go_duration(outcome.get('latency', 0))}"
 
 
@@ -233,5 +233,5 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the exit code. Errors are printed to stderr."""
+    """Run the command line; return the exit code. Errors are printed to stderr."""
     return run_client(cli, NAME, arguments)

@@ -33,7 +33,7 @@ def list_services(clustermesh_affinity: bool, output: str) -> None:
 
 
 def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> str:
-    """Frontends by number, with a line for each backend."""
+    """Return the frontends by number, with a line for each backend."""
     rows = []
     for one in services:
         if realized := (one.get("status") or {}).get("realized"):

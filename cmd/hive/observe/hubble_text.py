@@ -1,4 +1,4 @@
-"""Times, durations, tables and JSON as Cilium's ``hubble`` prints them, and the status of a server.
+"""Formats times, durations, tables and JSON like Cilium's ``hubble``, and the status of a server.
 
 Source: the hubble CLI of Cilium 1.17.
 """
@@ -26,11 +26,11 @@ _FORMATS: Final = {
     "rfc3339nano": ("%Y-%m-%dT%H:%M:%S", 9, "Z"),
     "rfc1123z": ("%a, %d %b %Y %H:%M:%S +0000", 0, ""),
 }
-"""Layout, digits of the fraction (without zeros at the end where a zone follows), and the zone."""
+"""Layout, digits of the fraction (without trailing zeros if a zone follows), and the zone."""
 
 
 def time_text(nanoseconds: int | None, name: str) -> str:
-    """A time in UTC, in the format of this name; one that is not known is StampMilli."""
+    """Format a time in UTC with a named format; the default is StampMilli."""
     if nanoseconds is None:
         return "N/A"
     layout, digits, zone = _FORMATS.get(name.lower(), _FORMATS["stampmilli"])
@@ -43,7 +43,7 @@ def time_text(nanoseconds: int | None, name: str) -> str:
 
 
 def json_text(tree: object, *, indent: int = 0) -> str:
-    """JSON as Go writes it: no blanks, and <, > and & escaped, for it may stand in a page."""
+    """Return JSON like Go: without blanks, with <, > and & escaped."""
     text = msgspec.json.encode(tree)
     if indent:
         text = msgspec.json.format(text, indent=indent)
@@ -54,7 +54,7 @@ def json_text(tree: object, *, indent: int = 0) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of cells in columns, three blanks apart; a row with fewer cells begins the columns anew."""
+    """Align cells in columns, three blanks apart; after a row with fewer cells the columns start anew."""
     for number, row in enumerate(rows):
         yield "".join(
             cell.ljust(max(_width(rows, number, column) + 3, 2)) if column < len(row) - 1 else cell
@@ -63,7 +63,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _width(rows: Sequence[Sequence[str]], number: int, column: int) -> int:
-    """The widest cell of a column, in the rows around this one that have it before their last cell."""
+    """Return the widest cell of a column, in adjacent rows that have it before their last cell."""
     first = last = number
     while first > 0 and len(rows[first - 1]) > column + 1:
         first -= 1
@@ -73,7 +73,7 @@ def _width(rows: Sequence[Sequence[str]], number: int, column: int) -> int:
 
 
 def status_lines(status: ServerStatusResponse, output: str) -> list[str]:
-    """The status of a server. Raises ValueError for a format that is none."""
+    """Yield the status of a server. Raises ValueError for an unknown format."""
     seconds = status.uptime_ns / 1e9
     rate = f"{status.flows_rate:.2f}" if status.flows_rate > 0 else "N/A"
     connected, unavailable = status.num_connected_nodes, status.num_unavailable_nodes
