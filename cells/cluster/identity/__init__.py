@@ -65,9 +65,9 @@ DEBOUNCE: Final = 1.0
 
 
 OF_THIS_NODE: Final = {Scope.LOCAL, Scope.REMOTE_NODE}
-"""Scopes of numbers that only this node allocates."""
+"""Scopes of numbers that this node allocates."""
 _NUMBER: Final = struct.Struct("<I")
-"""The numeric identity at the beginning of values of the ipcache and of policies' networks."""
+"""The numeric identity at the beginning of values of the ipcache and of the CIDR policy map."""
 
 
 class _Label(msgspec.Struct):
@@ -85,7 +85,7 @@ _DECODER: Final = msgspec.json.Decoder(list[_Identity])
 
 
 def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
-    """Read saved numbers by labels; invalid entries are logged and ignored."""
+    """Read saved numbers by labels; log and ignore invalid entries."""
     try:
         found = _DECODER.decode(read_regular(path))
     except FileNotFoundError:
@@ -132,7 +132,7 @@ class KernelNumbers:
         self._policy_maps = policy_maps
 
     def read(self) -> Collection[int]:
-        """This node's numbers in the ipcache, policies' networks and policy maps. Raises OSError."""
+        """Read this node's numbers from the ipcache, the CIDR policy map and policy maps. Raises OSError."""
         found: set[int] = set()
         if self._maps is not None:
             of_networks = [self._maps.ipcache]
@@ -145,7 +145,7 @@ class KernelNumbers:
 
 
 class Checkpoint:
-    """Restores numbers in its hook, and saves them after every change."""
+    """Restores numbers at the start, and saves them after every change."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Checkpoint:
     async def _write(self) -> None:
         """Write numbers in use, and restored ones that may still be requested.
 
-        Raises OSError; the job repeats it.
+        Raises OSError; the job retries.
         """
         wanted = {one.id: one for one in self._identities.local()}
         if wanted != self._written:
@@ -196,7 +196,7 @@ class Checkpoint:
 
 
 def families(identities: Identities) -> Iterator[MetricFamily]:
-    """Number of identities by type, and sources of their labels."""
+    """Return metrics: the number of identities by type, and the sources of their labels."""
     known = identities.all()
     counted = Counter(scope_of(identity.id).value for identity in known)
     yield gauge(
@@ -215,7 +215,7 @@ def families(identities: Identities) -> Iterator[MetricFamily]:
 
 
 def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[int, Identity]:
-    """The table ``identities``."""
+    """Provide the table ``identities``."""
     if not settings.enable_well_known_identities:
         return identity_table()
     return identity_table(well_known_identities(agent.cluster_name, settings.k8s_namespace))
@@ -232,19 +232,19 @@ def known_identities(
     jobs: Jobs,
     log: Logger,
 ) -> Identities:
-    """The identities of this node; those that it allocates have their previous numbers."""
+    """Provide the identities of this node, with restored numbers for those that it allocates."""
     found = Identities(table, cluster, keep)
     Checkpoint(found, agent.state, kernel, lifecycle=lifecycle, jobs=jobs, log=log)
     return found
 
 
 def allocator(cluster: ClusterAllocator | None, agent: AgentConfig) -> IdentityAllocator:
-    """Allocates pods' identities: the cluster's allocator, or this node's."""
+    """Provide the allocator of pod identities: the cluster's, or this node's."""
     return cluster or NodeAllocator(ClusterNumbers.of_agent(agent).given)
 
 
 def identity_metrics(identities: Identities) -> Member[Collector]:
-    """Identities as metrics."""
+    """Contribute metrics of identities."""
 
     async def collect() -> Iterable[MetricFamily]:
 

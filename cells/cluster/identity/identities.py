@@ -1,4 +1,4 @@
-"""The identities that this node uses: one number for each set of labels, with reference counts.
+"""Identities in use on this node: a number for each set of labels, with reference counts.
 
 Source: Cilium 1.17, the cache of security identities.
 """
@@ -45,34 +45,34 @@ Labels = tuple[str, ...]
 
 
 class NoIdentityError(Exception):
-    """Labels get no number: all are in use, or the allocator failed."""
+    """Raised when labels get no number: all are in use, or the allocator failed."""
 
 
 class IdentityAllocator(Protocol):
-    """Allocates numbers to label sets. The same labels have the same number until it is released."""
+    """Allocates numbers to label sets. The same labels keep their number until it is released."""
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
-        """The number of these labels if it is available without waiting; None: await allocate().
+        """Return the number of these labels if it is available without waiting, or None.
 
-        ``previous`` is the number before a restart, which is allocated again if it is free. Raises
-        NoIdentityError.
+        After None, await allocate(). ``previous`` is the number before a restart, which is allocated again if
+        it is free. Raises NoIdentityError.
         """
         ...
 
     async def allocate(self, labels: Labels, previous: int = 0) -> int:
-        """The number of these labels; may take any time and be cancelled. Raises NoIdentityError."""
+        """Allocate the number of these labels; may wait, and be cancelled. Raises NoIdentityError."""
         ...
 
     def release(self, number: int) -> None:
-        """Release a number that this node no longer uses; other nodes may learn this later."""
+        """Release a number that this node no longer uses; other nodes may be notified later."""
         ...
 
     def grace(self, number: int) -> float:
-        """Seconds after which every node knows the labels of a new number."""
+        """Return the seconds after which every node has the labels of a new number."""
         ...
 
     def hold(self, number: int) -> None:
-        """Do not allocate the number: something on this node may still refer to its old labels."""
+        """Do not allocate the number: this node may still refer to it with its old labels."""
         ...
 
     def unhold(self, number: int) -> None:
@@ -81,11 +81,11 @@ class IdentityAllocator(Protocol):
 
 
 ClusterAllocator = Annotated[IdentityAllocator, Named("cluster")]
-"""Allocates numbers that all nodes agree on, if a cell provides one; otherwise this node allocates."""
+"""The cluster-wide allocator, if a cell provides one; otherwise this node allocates."""
 
 
 class NodeAllocator:
-    """Allocates numbers that are valid on this node only; never waits.
+    """Allocates numbers that are valid on this node only, without waiting.
 
     It allocates round-robin, so that a released number is not reused at once: conntrack entries and events
     may still contain it.
@@ -98,12 +98,12 @@ class NodeAllocator:
         self._held: set[int] = set()
         self._next = numbers.start if first is None else first
         self._restored: dict[Labels, int] = {}
-        """Restored numbers that are not in use yet: only their labels get them."""
+        """Restored numbers that are not in use yet: only their labels can get them."""
         self._reserved: set[int] = set()
         """The numbers in _restored."""
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int:
-        """The previous number if it is in range and free, otherwise the next free one."""
+        """Return the previous number if it is in range and free, otherwise the next free one."""
         restored = self._restored.pop(labels, 0)
         self._reserved.discard(restored)
         number = restored or previous
@@ -122,11 +122,11 @@ class NodeAllocator:
         self._next = max(self._next, max(self._reserved, default=0) + 1)
 
     def restored(self) -> Mapping[Labels, int]:
-        """Restored numbers without a user."""
+        """Return restored numbers without a user."""
         return self._restored
 
     async def allocate(self, labels: Labels, previous: int = 0) -> int:
-        """As allocate_now()."""
+        """Allocate as allocate_now() does."""
         return self.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
@@ -134,12 +134,12 @@ class NodeAllocator:
         self._taken.discard(number)
 
     def grace(self, number: int) -> float:
-        """0: only this node uses the number."""
+        """Return 0: only this node uses the number."""
         del number
         return 0.0
 
     def hold(self, number: int) -> None:
-        """Allocate the number only to its previous labels."""
+        """Reserve the number for its previous labels."""
         if number not in self._taken:
             self._held.add(number)
 
@@ -172,12 +172,12 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def labels_sha256(self) -> str:
-        """``labelsSHA256`` of the API."""
+        """Return ``labelsSHA256`` of the API."""
         return labels_sha256(self.labels)
 
 
 def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[int, Identity]:
-    """The ``identities`` table, by number; it always contains reserved and well-known identities."""
+    """Return a table ``identities``, by number, with reserved and well-known identities."""
     table = Table[int, Identity](
         "identities",
         key=lambda identity: identity.id,
@@ -201,7 +201,7 @@ class Identities:
     ) -> None:
         self.table = table
         self.filter = keep or DEFAULT_FILTER
-        """Which labels are relevant for identities."""
+        """Decides which labels are relevant for identities."""
         self._own = {Scope.LOCAL: NodeAllocator(LOCAL), Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES)}
         self._allocators: Mapping[Scope, IdentityAllocator] = {Scope.CLUSTER: cluster, **self._own}
         self.used: Table[int, Identity] = Table("identities-in-use", key=lambda identity: identity.id)
@@ -211,10 +211,10 @@ class Identities:
         """Identities of the cluster, whether or not this node uses them."""
         self._asked: dict[Labels, anyio.Event] = {}
         self._of_host: dict[str, frozenset[str]] = {}
-        """The host's labels, by source."""
+        """Labels of the host identity, by source."""
 
     def acquire_now(self, labels: Labels, previous: int = 0) -> Identity | None:
-        """Add a reference to the identity of ``labels`` if that is possible without waiting; otherwise None.
+        """Add a reference to the identity of ``labels`` if possible without waiting; otherwise return None.
 
         Raises NoIdentityError.
         """
@@ -278,13 +278,11 @@ class Identities:
             allocator.restore(numbers)
 
     def forget_restored(self) -> None:
-        """Free the remaining numbers of restore_local(): all users from before the restart have requested
-        theirs.
-        """
+        """Free the unclaimed numbers of restore_local(), after all users have been restored."""
         self.restore_local({})
 
     def local(self) -> list[Identity]:
-        """This node's own identities, and restored ones without users, by number."""
+        """Return this node's own identities, and restored ones without users, by number."""
         restored = chain.from_iterable(each.restored().items() for each in self._own.values())
         found = {number: Identity(number, labels) for labels, number in restored}
         found |= {one.id: one for one in self.table.all() if scope_of(one.id) in self._own}
@@ -305,7 +303,7 @@ class Identities:
             self._put(known)
 
     def unlearn(self, number: int) -> None:
-        """Remove a number of the cluster; users on this node keep it."""
+        """Remove a cluster identity; users on this node keep it."""
         if number in self._cluster:
             self._cluster.discard(number)
             self._allocators[Scope.CLUSTER].unhold(number)
@@ -314,26 +312,26 @@ class Identities:
                 self._drop(number)
 
     def supersede(self, number: int) -> None:
-        """The cluster has another number for the labels: users of this one must allocate again."""
+        """Mark an identity as replaced by another number: its users must allocate again."""
         if (known := self.table.get(number)) is not None and not known.superseded:
             self._put(msgspec.structs.replace(known, superseded=True))
 
     def stands_for(self, number: int, labels: Labels) -> bool:
-        """Whether the number still has these labels."""
+        """Return whether the number still has these labels."""
         known = self.table.get(number)
         return known is not None and known.labels == labels and not known.superseded
 
     def in_use(self) -> dict[int, Labels]:
-        """Identities of pods on this node, by number."""
+        """Return the identities of pods on this node, by number."""
         return {row.id: row.labels for row in self.used.all()}
 
     def grace(self, number: int) -> float:
-        """Seconds after which every node knows the labels of a new number."""
+        """Return the seconds after which every node has the labels of a new number."""
         found = self._allocators.get(scope_of(number))
         return 0.0 if found is None else found.grace(number)
 
     def hold(self, number: int) -> None:
-        """Never allocate ``number`` to other labels: something on the node may still refer to it."""
+        """Reserve ``number`` for its labels: this node may still refer to it."""
         if (allocator := self._allocators.get(scope_of(number))) is not None:
             allocator.hold(number)
 
@@ -343,20 +341,20 @@ class Identities:
             allocator.unhold(number)
 
     def references(self, number: int) -> int:
-        """Number of references to the identity."""
+        """Return the number of references to the identity."""
         return self._references[number]
 
     def get(self, number: int) -> Identity | None:
-        """The identity with this number; None if there is none."""
+        """Return the identity with this number, or None."""
         return self.table.get(number)
 
     def by_labels(self, labels: Labels) -> Identity | None:
-        """The identity with exactly these sorted labels; None if there is none; the lowest of several."""
+        """Return the identity with exactly these sorted labels, or None; the lowest of several."""
         found = [known for known in self.table.by(BY_LABELS).get(labels) if not known.superseded]
         return min(found, key=lambda known: known.id, default=None)
 
     def all(self) -> list[Identity]:
-        """All identities, including reserved ones, by number."""
+        """Return all identities, including reserved ones, by number."""
         return sorted(self.table.all(), key=lambda identity: identity.id)
 
     def _add(self, number: int, labels: Labels) -> Identity:
@@ -370,7 +368,7 @@ class Identities:
         self._note_use(row.id)
 
     def _note_use(self, number: int) -> None:
-        """Update the use of a number on this node, and its labels."""
+        """Update the table of identities in use for a number and its labels."""
         if number in EVERY_CLUSTER:
             known = self.table.get(number) if self._references[number] else None
             if self.used.get(number) is known:

@@ -1,4 +1,4 @@
-"""Numeric identities: fixed ones, and the ranges of allocated ones.
+"""Numeric identities: reserved and well-known ones, and the ranges of allocated ones.
 
 Source: Cilium 1.17, numeric identities and their scopes.
 """
@@ -68,51 +68,51 @@ INIT_LABELS: Final = RESERVED_IDENTITIES[INIT]
 
 WELL_KNOWN: Final = range(100, 128)
 CLUSTER: Final = range(256, 65536)
-"""Identities of pods, in a cluster without a number of its own."""
+"""Identities of pods, in a cluster without an id."""
 EVERY_CLUSTER: Final = range(CLUSTER.start, 1 << 24)
 """Identities of pods of any cluster."""
 LOCAL: Final = range((1 << 24) + 1, 2 << 24)
 """Identities that this node allocates: prefixes and DNS names outside the cluster."""
 REMOTE_NODES: Final = range((2 << 24) + 1, 3 << 24)
-"""Identities that this node allocates for other nodes, if their labels count."""
+"""Identities that this node allocates for other nodes, if policies select them by labels."""
 
 
 class ClusterNumbers(msgspec.Struct, frozen=True):
-    """Which numbers the identities of a cluster have: in a mesh they begin with the bits of its id.
+    """The ranges of a cluster's identities: in a mesh their high bits are the cluster's id.
 
     Source: Cilium 1.17, GetMinimalAllocationIdentity and GetClusterIDShift.
     """
 
     cluster_id: int = 0
-    """0: in no mesh."""
+    """0: not in a mesh."""
     most_clusters: int = 255
-    """255, or 511: then an id has one bit more, and the number within the cluster one bit less."""
+    """255 or 511: with 511 the id has one bit more, and the identity one bit less."""
 
     @classmethod
     def of_agent(cls, agent: AgentConfig) -> ClusterNumbers:
-        """Those of the cluster that the agent is in."""
+        """Return the ranges of the agent's cluster."""
         return cls(agent.cluster_id, agent.max_connected_clusters)
 
     def of(self, cluster_id: int) -> range:
-        """All numbers that may be of that cluster's pods."""
+        """Return the identities that pods of that cluster can have."""
         bits = 16 if self.most_clusters <= 255 else 15
         first = cluster_id << bits if cluster_id else CLUSTER.start
         return range(first, (cluster_id + 1) << bits)
 
     @property
     def own(self) -> range:
-        """All numbers that may be of this cluster's pods."""
+        """Return the identities that pods of this cluster can have."""
         return self.of(self.cluster_id)
 
     @property
     def given(self) -> range:
-        """The numbers that new identities of this cluster get: not the lowest, which were reserved once."""
+        """Return the range for new identities of this cluster, without the formerly reserved lowest ones."""
         own = self.own
         return range(own.start + CLUSTER.start if self.cluster_id else own.start, own.stop)
 
 
 class Scope(StrEnum):
-    """Where a number is valid; the value is the ``type`` of Cilium's metric ``cilium_identity``."""
+    """Where a number is valid; the values are the ``type`` of Cilium's metric ``cilium_identity``."""
 
     RESERVED = "reserved"
     WELL_KNOWN = "well_known"
@@ -126,7 +126,7 @@ FIXED: Final = frozenset({Scope.RESERVED, Scope.WELL_KNOWN})
 
 
 def scope_of(number: int) -> Scope:
-    """The scope of a number."""
+    """Return the scope of a number."""
     if number < WELL_KNOWN.start:
         return Scope.RESERVED
     if number in WELL_KNOWN:
@@ -140,13 +140,13 @@ def scope_of(number: int) -> Scope:
 
 
 def is_endpoint(number: int) -> bool:
-    """Whether it is an identity of endpoints, not of nodes or peers outside the cluster."""
+    """Return whether it is an identity of endpoints, not of nodes or peers outside the cluster."""
     elsewhere = {UNKNOWN, HOST, REMOTE_NODE, KUBE_APISERVER, WORLD, WORLD_IPV4, WORLD_IPV6}
     return number not in elsewhere and scope_of(number) not in {Scope.LOCAL, Scope.REMOTE_NODE}
 
 
 def scope_for(labels: Iterable[str]) -> Scope:
-    """The scope for an identity with these labels.
+    """Return the scope for an identity with these labels.
 
     Labels of prefixes, DNS names and the world are local to this node; any other label makes the scope the
     cluster.
@@ -191,7 +191,10 @@ _PODS: Final = (
 
 
 def well_known_identities(cluster: str, namespace: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Numbers and sorted labels; ``namespace`` is that of Cilium's pods, which are left out without it."""
+    """Return numbers and sorted labels of well-known identities.
+
+    ``namespace`` is that of Cilium's pods, which are omitted without it.
+    """
     for number, (where, account, own) in enumerate(_PODS, FIRST):
         if not (found := where or namespace):
             continue

@@ -47,20 +47,19 @@ NEVER_CLAIMED: Final = "delete", "no_such_prefix"
 
 
 class IdentityFollower(Protocol):
-    """Must have an identity before packets carry it, for example policy maps."""
+    """Receives identities before packets with them arrive, for example the policy maps."""
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
-        """Add an identity if it is new. Every claim calls this, so it is cheap for known ones."""
+        """Add an identity if it is new. Every claim calls this; it is cheap for existing ones."""
         ...
 
 
 class Ipcache:
     """The claims of all prefixes.
 
-    Before a prefix gets an identity, all followers get it, whichever caller claims it: with a number that
-    policy maps do not have, no rule would deny. A source with initial claims registers with
-    ``table.initializer()`` in its constructor. Until all of them are done, no entry of the map is deleted for
-    lack of a claim.
+    Before a prefix gets an identity, all followers get it: a deny rule would not match a number that policy
+    maps lack. A source with initial claims registers with ``table.initializer()`` in its constructor. Until
+    all of them are done, no entry of the map is deleted for lack of a claim.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class Ipcache:
         followers: Sequence[IdentityFollower] = (),
         pods_key: int = 0,
     ) -> None:
-        """``pods_key``: the key number for packets to pods; 0: each claim has its own."""
+        """``pods_key``: the encryption key number for packets to pods; 0: each claim has its own."""
         self._identities = identities
         self._followers = followers
         self._pods_key = pods_key
         self.table = table
         """The effective claims, by prefix."""
         self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
-        """Failed changes by operation and reason, in Cilium's words."""
+        """Failed changes by operation and reason, as Cilium labels them."""
         self._rows = rows
         self._seen: dict[IPAddress, int] = {}
         """Identities by address, cached until the table changes."""
@@ -86,11 +85,11 @@ class Ipcache:
 
     @property
     def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
-        """Entries of the map without a claim. Raises NotStartedError before the map was read."""
+        """Return entries of the map without a claim. Raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
     def identity_at(self, address: IPAddress) -> int:
-        """The identity of packets to or from an address; 0 if no prefix contains it.
+        """Return the identity of packets to or from an address; 0 if no prefix contains it.
 
         Raises OSError, NotStartedError.
         """
@@ -106,8 +105,8 @@ class Ipcache:
     def upsert(self, *claims: IpcacheEntry) -> None:
         """Make these claims, replacing those of the same resource and prefix.
 
-        Raises OSError if the kernel refuses an entry: then none is claimed, and entries written until then
-        are deleted by the next comparison.
+        Raises OSError if the kernel refuses an entry: then no claim is made, and entries already written are
+        deleted by the next comparison.
         """
         self._ensure_identities({claim.identity for claim in claims})
         rows: dict[Prefix, IpcacheEntry] = {}
@@ -139,7 +138,7 @@ class Ipcache:
         self._rows.write({prefix: withdrawn(row, resource) for prefix, row in before.items()})
 
     def discard(self, prefixes: Collection[Prefix]) -> None:
-        """Delete leftovers before all sources are known, as they are obsolete. Raises OSError.
+        """Delete leftovers that are obsolete, before all sources are initialized. Raises OSError.
 
         Claimed prefixes stay.
         """
@@ -147,12 +146,12 @@ class Ipcache:
         self._rows.write(dict.fromkeys(left))
 
     def claim_of(self, prefix: Prefix, resource: str) -> IpcacheEntry | None:
-        """The resource's claim of the prefix."""
+        """Return the resource's claim of the prefix."""
         row = self.table.get(prefix)
         return next((each for each in row.claims if each.resource == resource), None) if row else None
 
     def _ensure_identities(self, numbers: Iterable[int]) -> None:
-        """Those with known labels; others no rule by labels can select until their labels come."""
+        """Pass identities with known labels to the followers; rules cannot select others yet."""
         if self._identities is None or not self._followers:
             return
         for number in numbers:
@@ -167,12 +166,12 @@ SWEEP: Final = minutes(1)
 
 
 def ipcache_table() -> Table[str, IpcacheEntry]:
-    """The ``ipcache`` table, by prefix."""
+    """Provide the table ``ipcache``, by prefix."""
     return Table("ipcache", key=lambda entry: entry.prefix)
 
 
 def ipcache_map(maps: Maps) -> IpcacheTarget:
-    """The map cilium_ipcache."""
+    """Provide the map cilium_ipcache."""
     return ipcache_target(lambda: maps.ipcache)
 
 
@@ -188,9 +187,9 @@ def ipcache(
     tables: Tables,
     log: Logger,
 ) -> Ipcache:
-    """The claims of all prefixes, after its hook has read the entries of an earlier agent.
+    """Provide the ipcache; its hook reads the entries of an earlier agent.
 
-    The map is compared when all sources are known, every minute, and after the kernel refused an entry.
+    The map is compared when all sources are initialized, every minute, and after the kernel refused an entry.
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
     rows.register("the ipcache", lifecycle=lifecycle, jobs=jobs, tables=tables)
@@ -199,7 +198,7 @@ def ipcache(
 
 
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
-    """Refused claims, as Cilium's metric."""
+    """Contribute the number of refused claims, as Cilium's metric."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Number of errors interacting with the IP to Identity cache"
@@ -209,7 +208,7 @@ def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
 
 
 def release_restored(table: Table[str, IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
-    """When all claims are known, free unused numbers that this node allocated."""
+    """Free unused restored numbers of this node once all claims are known."""
     if identities is None:
         return
     known = identities

@@ -63,7 +63,7 @@ class Source(StrEnum):
     UNSPEC = "unspec"
 
     def beats(self, other: "Source") -> bool:
-        """Whether a claim of this source has precedence over one of the other, in any order of arrival."""
+        """Return whether a claim of this source has precedence over one of the other."""
         return _STRENGTH[self] < _STRENGTH[other]
 
 
@@ -73,7 +73,7 @@ Prefix = str
 _PODS: Final = {"cep", "pod"}
 """Kinds of resources that are pods: CiliumEndpoints, and Pods of manifests."""
 OF_CLUSTER: Final = "pod-of-"
-"""What the kind of pods of a remote cluster begins with; its name follows."""
+"""The prefix of the resource kind of a remote cluster's pods; the cluster's name follows."""
 
 _NODES: Final = {HOST, REMOTE_NODE, KUBE_APISERVER}
 _OUTSIDE: Final = {UNKNOWN, WORLD, WORLD_IPV4, WORLD_IPV6}
@@ -81,7 +81,7 @@ _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 
 class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A claim; and a row of the table: the effective claim, with the other claims in ``shadowed``."""
+    """A claim, or a row of the table: the effective claim, with the other claims in ``shadowed``."""
 
     prefix: Prefix
     identity: int
@@ -100,7 +100,7 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def pod(self) -> tuple[str, str] | None:
-        """Namespace and name of the pod of another node with the prefix, if its object is known."""
+        """Return namespace and name of the other node's pod with the prefix, if its object is known."""
         kind, _, name = self.resource.partition("/")
         namespace, _, name = name.partition("/")
         if kind in _PODS:
@@ -109,23 +109,23 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def network(self) -> IPNetwork:
-        """The prefix as a network."""
+        """Return the prefix as a network."""
         return ip_network(self.prefix)
 
     @property
     def value(self) -> IpcacheValue:
-        """The value for cilium_ipcache."""
+        """Return the value for cilium_ipcache."""
         return IpcacheValue(self.identity, self.tunnel_endpoint, self.encrypt_key, int(self.skip_tunnel))
 
     @property
     def claims(self) -> "list[IpcacheEntry]":
-        """All claims of the prefix, in order of precedence."""
+        """Return all claims of the prefix, in order of precedence."""
         if not self.shadowed:
             return [self]
         return [msgspec.structs.replace(self, shadowed=()), *self.shadowed]
 
     def is_of(self, source: Source) -> bool:
-        """Whether any claim of the prefix has this source."""
+        """Return whether any claim of the prefix has this source."""
         return self.source is source or any(one.source is source for one in self.shadowed)
 
 
@@ -133,7 +133,7 @@ IpcacheTarget = MapTarget[Prefix, IpcacheEntry, IpcacheValue]
 
 
 def prefix_of(address: IPAddress) -> Prefix:
-    """The prefix of a single address."""
+    """Return the prefix of a single address."""
     return f"{address}/{address.max_prefixlen}"
 
 
@@ -148,10 +148,10 @@ def tunnel_endpoint_of(node: str) -> IPv4Address:
 
 
 def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
-    """The prefix's row after ``claim``, which replaces an earlier claim of its resource.
+    """Return the prefix's row after ``claim``, which replaces an earlier claim of its resource.
 
     The source with the highest precedence wins; among claims of one source that of reserved:host, otherwise
-    the latest. If several nodes claim a range, the first by name wins, as for routes.
+    the latest. If several nodes claim a CIDR, the first by name wins, as for routes.
     """
     if row is None or (not row.shadowed and row.resource == claim.resource):
         return claim
@@ -159,10 +159,10 @@ def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
 
 
 def keyed(claim: IpcacheEntry, key: int) -> IpcacheEntry:
-    """The claim with the key number for packets to pods, unless it has one.
+    """Return the claim with the key number for packets to pods, unless it has one.
 
-    Claims of nodes and of prefixes outside the cluster get none. Pods are also those of which only the node's
-    range is known.
+    Claims of nodes and of prefixes outside the cluster get none. Prefixes with only a node's pod CIDR count
+    as pods.
     """
     identity = claim.identity
     if claim.encrypt_key or identity in _NODES or identity in REMOTE_NODES:
@@ -173,7 +173,7 @@ def keyed(claim: IpcacheEntry, key: int) -> IpcacheEntry:
 
 
 def withdrawn(row: IpcacheEntry, resource: str) -> IpcacheEntry | None:
-    """The prefix's row without the claim of ``resource``; None if no other is left."""
+    """Return the prefix's row without the claim of ``resource``, or None without other claims."""
     others = [each for each in row.claims if each.resource != resource]
     return _row(others) if others else None
 
@@ -192,7 +192,7 @@ def _rank(claim: IpcacheEntry) -> tuple[int, bool, str]:
 
 
 def ipcache_target(maps: Callable[[], Map]) -> IpcacheTarget:
-    """The map as the target of a reconciler."""
+    """Return the map as the target of a reconciler."""
     return MapTarget(
         lambda: (maps(),), Codec(ipcache_key, ipcache_prefix), record(IpcacheValue), lambda row: row.value
     )

@@ -41,9 +41,9 @@ __all__ = [
 INTERNAL_IP: Final = "InternalIP"
 EXTERNAL_IP: Final = "ExternalIP"
 CILIUM_INTERNAL_IP: Final = "CiliumInternalIP"
-"""The router's address, of cilium_host."""
+"""The address type of the router, cilium_host."""
 WIREGUARD_ROTATION: Final = "network.cilium.io/hive-wg-rotation"
-"""The annotation with a node's announcement of a key rotation; Cilium does not know it."""
+"""The annotation that announces a node's key rotation; Cilium has no such annotation."""
 
 
 class NodeIP(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """Its source: ``local``, ``custom-resource`` (its CiliumNode), ``k8s`` (its Node), ``kvstore``."""
     addresses: tuple[NodeIP, ...] = ()
     ipv4_alloc_cidrs: tuple[IPNetwork, ...] = ()
-    """Ranges of its pods; the first is the primary one."""
+    """Its pod CIDRs; the first is the primary one."""
     ipv6_alloc_cidrs: tuple[IPNetwork, ...] = ()
     health: tuple[IPAddress, ...] = ()
     """Addresses of its health endpoint, at most one of a family."""
@@ -81,9 +81,9 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     created: str = ""
     """Creation time of its object in RFC 3339; empty if unknown."""
     refused: tuple[str, ...] = ()
-    """Refused claims, with reasons."""
+    """Refused addresses and CIDRs, with reasons."""
     unannounced: tuple[IPNetwork, ...] = ()
-    """For this node: ranges that routers must not send here."""
+    """For this node: pod CIDRs that BGP must not announce."""
 
     @property
     def full_name(self) -> str:
@@ -92,22 +92,23 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint_key(self) -> int:
-        """The key for packets to its pods: a node may exclude its own addresses from WireGuard."""
+        """Return the key for packets to its pods: a node may exclude its own addresses from WireGuard."""
         return WIREGUARD_KEY if self.wireguard_key else self.encryption_key
 
     @property
     def wireguard_rotation(self) -> str:
-        """ROTATION_READY, or the next public WireGuard key; empty: it does not take part in rotations."""
+        """Return ROTATION_READY, or the next public WireGuard key; empty without rotation."""
         return self.annotations.get(WIREGUARD_ROTATION, "") if self.wireguard_key else ""
 
     @property
     def local(self) -> bool:
-        """Whether it is the agent's own node."""
+        """Whether it is this node."""
         return self.source is Source.LOCAL
 
     def node_ip(self, family: Family) -> IPAddress | None:
-        """The address for other nodes: the first InternalIP, otherwise the last ExternalIP, otherwise the
-        first of another type; never the router's.
+        """Return the address that other nodes use; never the router's.
+
+        The first InternalIP, otherwise the last ExternalIP, otherwise the first of another type.
         """
         others: list[IPAddress] = []
         external: IPAddress | None = None
@@ -123,7 +124,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         return external or next(iter(others), None)
 
     def router_ip(self, family: Family) -> IPAddress | None:
-        """The address of its cilium_host."""
+        """Return the address of its cilium_host."""
         return next(
             (
                 each.ip
@@ -134,17 +135,20 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def alloc_cidrs(self, family: Family) -> tuple[IPNetwork, ...]:
-        """The ranges of its pods, the primary one first."""
+        """Return its pod CIDRs of a family, the primary one first."""
         return self.ipv4_alloc_cidrs if family is Family.IPV4 else self.ipv6_alloc_cidrs
 
     def all_cidrs(self) -> Iterator[IPNetwork]:
-        """The ranges of its pods of both families: IPv4, then IPv6."""
+        """Return its pod CIDRs of both families: IPv4, then IPv6."""
         yield from self.ipv4_alloc_cidrs
         yield from self.ipv6_alloc_cidrs
 
 
 async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
-    """Wait until this node's row exists or all nodes are known, as those of remote clusters may be late."""
+    """Wait until this node's row exists or the table of nodes is initialized.
+
+    Nodes of remote clusters may be late.
+    """
     async with anyio.create_task_group() as either:
 
         async def all_known() -> None:
@@ -162,9 +166,9 @@ async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
 
 
 class AddressHolders:
-    """The node with an address, or with a range that contains it, from the table of nodes.
+    """Looks up the node with an address, or with a pod CIDR that contains it.
 
-    Addresses are passed as numbers, see number_of(): most of many thousands are of pods.
+    Addresses are passed as numbers, see number_of(): nearly all lookups are of pod addresses.
     """
 
     def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
@@ -172,18 +176,18 @@ class AddressHolders:
         self._changes: Changes[str, ClusterNode] | None = None
         self._revision = -1
         self._at: dict[tuple[int, int], list[ClusterNode]] = {}
-        """Nodes by address: two may claim it."""
+        """Nodes by address: two may have the same one."""
         self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
         """(family, shifted out bits) -> network -> node."""
 
     def at(self, number: tuple[int, int]) -> ClusterNode | None:
-        """The node with the address itself."""
+        """Return the node with exactly this address."""
         self._follow()
         found = self._at.get(number)
         return found[0] if found else None
 
     def of_range(self, number: tuple[int, int]) -> ClusterNode | None:
-        """The node of the pods in this prefix; ranges of nodes do not overlap."""
+        """Return the node with the pod CIDR that contains the prefix; pod CIDRs do not overlap."""
         self._follow()
         family, bits = number
         for (version, shift), networks in self._ranges.items():
@@ -222,7 +226,7 @@ def _numbers(node: ClusterNode | None) -> set[tuple[int, int]]:
 
 
 class ChangedPlaces:
-    """Addresses and ranges of changed nodes, before and after the change."""
+    """Addresses and pod CIDRs of changed nodes, before and after the change."""
 
     def __init__(self, nodes: Iterable[ClusterNode]) -> None:
         self._addresses: set[tuple[int, int]] = set()
@@ -236,11 +240,11 @@ class ChangedPlaces:
                 numbers.add(int(cidr.network_address) >> shift)
 
     def have_node(self, address: str) -> bool:
-        """Whether one of the nodes has this address."""
+        """Return whether one of the nodes has this address."""
         return number_of(address) in self._addresses
 
     def hold(self, address: str) -> bool:
-        """Whether one of the nodes has this address or a range that contains it."""
+        """Return whether one of the nodes has this address or a pod CIDR that contains it."""
         if (found := number_of(address)) is None:
             return False  # only addresses are in ranges
         version, number = found
@@ -250,7 +254,7 @@ class ChangedPlaces:
 
 
 def number_of(address: str) -> tuple[int, int] | None:
-    """IP version and number of an address; None for other texts.
+    """Return IP version and number of an address; None if the text is not an address.
 
     It takes a tenth of the time of ip_address().
     """
@@ -262,7 +266,7 @@ def number_of(address: str) -> tuple[int, int] | None:
 
 
 def place_of(node: ClusterNode | None) -> tuple[object, ...]:
-    """The fields that determine whether endpoints are on a node."""
+    """Return the fields that determine which endpoints are on a node."""
     if node is None:
         return ()
     return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
@@ -272,12 +276,11 @@ def place_of(node: ClusterNode | None) -> tuple[object, ...]:
 
 Place = TypeVar("Place", bound=Hashable)
 NEAR: Final = {4: 8, 6: 16}
-"""By IP version, the low bits in which neighbouring addresses may differ: fewer than those of nodes' ranges.
-"""
+"""By IP version, the number of low bits ignored by the index: fewer than the host bits of pod CIDRs."""
 
 
 class EndpointPlaces:
-    """Objects with endpoints on a node, or with an address near one.
+    """An index of objects by the node and the addresses of their endpoints.
 
     It may return objects that no longer match, but never misses one. Keys are in sorted lists: a cluster has
     each of its pods here twice, and sets take five times the memory.
@@ -323,7 +326,7 @@ class EndpointPlaces:
                     del self._order[bisect_left(self._order, near)]
 
     def around(self, node: ClusterNode) -> Iterator[Key]:
-        """Objects with an endpoint that this node may concern; some may be repeated."""
+        """Return objects with an endpoint on this node or near its addresses; some may be repeated."""
         for each in node.addresses:
             yield from self._on.get((each.ip.version, int(each.ip)), ())
             yield from self._near.get((each.ip.version, int(each.ip) >> NEAR[each.ip.version]), ())
@@ -337,13 +340,13 @@ class EndpointPlaces:
 
 
 def is_at(places: ChangedPlaces, endpoint: SlimEndpoint) -> bool:
-    """Whether a node, or an address of it, is among them."""
+    """Return whether the set contains the node's name or one of its addresses."""
     addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
     return places.have_node(endpoint.node) or any(map(places.hold, addresses))
 
 
 def _surroundings(endpoint: SlimEndpoint) -> Iterator[tuple[int, int]]:
-    """Keys of an address for EndpointPlaces."""
+    """Return the index keys of an address."""
     for prefix in endpoint.prefixes:
         if (found := number_of(prefix.partition("/")[0])) is not None:
             yield found[0], found[1] >> NEAR[found[0]]
@@ -355,7 +358,7 @@ def _located(row: SlimEndpoint | SlimEndpointSlice) -> list[tuple[str, str]]:
 
 
 def _insert(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
-    """Insert a key into an index. Returns whether it is the first at its place."""
+    """Insert a key into an index; return whether it is the first at its place."""
     keys = index.get(place)
     if keys is None:
         index[place] = [key]
@@ -367,7 +370,7 @@ def _insert(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
 
 
 def _remove(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
-    """Remove a key from an index. Returns whether it was the last at its place."""
+    """Remove a key from an index; return whether it was the last at its place."""
     keys = index.get(place)
     at = bisect_left(keys, key) if keys else 0
     if not keys or at == len(keys) or keys[at] != key:

@@ -1,6 +1,6 @@
-"""Parses Node and CiliumNode objects.
+"""Parses Node and CiliumNode objects to rows of the table ``nodes``.
 
-Source: Cilium 1.17, ParseNode and ParseCiliumNode; texts of faults are Cilium's.
+Source: Cilium 1.17, ParseNode and ParseCiliumNode; the fault messages are Cilium's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NodeSettings(Settings, frozen=True):
                 yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
 
     def chosen_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """The labels that no pattern matches."""
+        """Return the labels without those that a pattern excludes."""
         patterns = [re.compile(pattern) for pattern in self.exclude_node_label_patterns]
         return {
             key: value
@@ -69,7 +69,7 @@ class NodeSettings(Settings, frozen=True):
 
 
 class CiliumNodeSettings(Settings, frozen=True):
-    """How this node's CiliumNode is written."""
+    """Settings for writing this node's CiliumNode."""
 
     auto_create_cilium_node_resource: bool = True
     """Write this node's CiliumNode, where there is an API server."""
@@ -79,7 +79,7 @@ class CiliumNodeSettings(Settings, frozen=True):
 
 
 class RulePeerSettings(Settings, frozen=True):
-    """What rules of policies select besides pods by their labels."""
+    """Settings for what policy rules select besides pods by their labels."""
 
     enable_node_selector_labels: bool = False
     """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
@@ -97,7 +97,7 @@ class RulePeerSettings(Settings, frozen=True):
 
 
 class RulePeers(msgspec.Struct, frozen=True):
-    """What policies may select in addition to pods by labels."""
+    """Peers that policy rules can select, besides pods by their labels."""
 
     nodes_by_labels: bool
     nodes_by_cidr: bool
@@ -105,7 +105,7 @@ class RulePeers(msgspec.Struct, frozen=True):
 
 
 def rule_peers(settings: RulePeerSettings) -> RulePeers:
-    """As the settings have it."""
+    """Return the peers that the settings enable."""
     modes = settings.policy_cidr_match_mode
     return RulePeers(settings.enable_node_selector_labels, "nodes" in modes, "pods" in modes)
 
@@ -125,7 +125,7 @@ WIREGUARD_KEY: Final = "wg-pub-key"
 
 
 class NodeFault(msgspec.Struct, frozen=True):
-    """A fault of an object, as logged; the rest of the object counts."""
+    """A logged fault of an object; its other fields are used."""
 
     level: Literal["warning", "error"]
     text: str
@@ -133,13 +133,13 @@ class NodeFault(msgspec.Struct, frozen=True):
 
 
 class ParsedNode(msgspec.Struct, kw_only=True):
-    """The node in an object; empty fields where the object has none."""
+    """The fields of a parsed object; empty where it has none."""
 
     addresses: list[NodeIP] = msgspec.field(default_factory=list)
     cidrs: dict[Family, list[IPNetwork]] = msgspec.field(
         default_factory=lambda: {Family.IPV4: [], Family.IPV6: []}
     )
-    """Ranges of pods, the primary one first."""
+    """Pod CIDRs, the primary one first."""
     health: list[IPAddress] = msgspec.field(default_factory=list)
     ingress: list[IPAddress] = msgspec.field(default_factory=list)
     encryption_key: int = 0
@@ -147,7 +147,7 @@ class ParsedNode(msgspec.Struct, kw_only=True):
 
 
 def annotation(annotations: Mapping[str, str], name: str) -> str:
-    """The value of the current key, otherwise of the old one; empty if neither exists.
+    """Return the value of the current annotation key, otherwise of the deprecated one; empty without both.
 
     The first key that exists has precedence, even with an empty value.
     """
@@ -158,9 +158,9 @@ def annotation(annotations: Mapping[str, str], name: str) -> str:
 
 
 def parse_node(node: Node, *, annotations: bool = False) -> ParsedNode:
-    """Parse a Node: its addresses, and the ranges in its spec.
+    """Parse a Node: its addresses, and the pod CIDRs of its spec.
 
-    ``annotations`` (the option annotate-k8s-node): a range that is missing in the spec is read from the
+    ``annotations`` (the option annotate-k8s-node): a pod CIDR that the spec lacks is read from the
     annotations, as are the encryption key and the addresses of health, ingress and router.
     """
     found = ParsedNode()
@@ -190,7 +190,7 @@ def _spec_cidrs(node: Node, faults: list[NodeFault]) -> Iterable[str]:
 
 
 def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
-    """Add fields from annotations that are missing in the spec."""
+    """Fill fields that the spec lacks from annotations."""
     for family, name in ((Family.IPV4, IPV4_CIDR), (Family.IPV6, IPV6_CIDR)):
         text = annotation(given, name)
         if found.cidrs[family] or not text:
@@ -216,7 +216,7 @@ def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
 
 
 def _of(family: Family, text: str, faults: list[NodeFault]) -> list[IPAddress]:
-    """The address, if the text is one of the family."""
+    """Return the address, or None if the text is not an address of the family."""
     if not text:
         return []
     ip = parse_ip(text)
@@ -227,9 +227,9 @@ def _of(family: Family, text: str, faults: list[NodeFault]) -> list[IPAddress]:
 
 
 def parse_cilium_node(node: CiliumNode) -> ParsedNode:
-    """Parse a CiliumNode: addresses, ranges (podCIDRs, then pools), health, ingress.
+    """Parse a CiliumNode: addresses, pod CIDRs (podCIDRs, then pools), health and ingress.
 
-    Invalid addresses and ranges are skipped silently, as in Cilium: agents and the operator write the object.
+    Invalid addresses and CIDRs are skipped silently, as in Cilium: agents and the operator write the object.
     """
     found = ParsedNode(encryption_key=node.spec.encryption.key & 0xFF)
     for address in node.spec.addresses or ():
@@ -247,7 +247,7 @@ def parse_cilium_node(node: CiliumNode) -> ParsedNode:
 
 
 def parse_cidr(text: str) -> IPNetwork | None:
-    """``address/bits`` without host bits; None if it is invalid (Go's net.ParseCIDR)."""
+    """Parse ``address/bits`` and clear the host bits; None if invalid (Go's net.ParseCIDR)."""
     if not _CIDR.fullmatch(text):
         return None
     try:
@@ -257,7 +257,7 @@ def parse_cidr(text: str) -> IPNetwork | None:
 
 
 def parse_ip(text: str) -> IPAddress | None:
-    """An address without a zone; None if it is invalid (Go's net.ParseIP)."""
+    """Parse an address without a zone; None if invalid (Go's net.ParseIP)."""
     try:
         return None if "%" in text else ip_address(text)
     except ValueError:
@@ -269,34 +269,35 @@ def parse_ip(text: str) -> IPAddress | None:
 # Controller: Nodes and CiliumNodes in, rows of the table ``nodes`` out.
 
 DECIDED_IN_CILIUM_NODES: Final = frozenset({"cluster-pool", "multi-pool"})
-"""IPAM modes in which a node's ranges are those of its CiliumNode: Kubernetes may have assigned the node
-another one, which the operator assigns to others.
+"""IPAM modes in which a node's pod CIDRs are those of its CiliumNode.
+
+Kubernetes may have assigned the node another one, which the operator assigns to other nodes.
 """
 
 
 class NodeReader:
-    """Parses objects as the settings require."""
+    """Parses Nodes and CiliumNodes as the settings require."""
 
     def __init__(self, cluster: str, ipam_mode: str, settings: NodeSettings) -> None:
         self._cluster = cluster
         self._cidrs_of_nodes = ipam_mode not in DECIDED_IN_CILIUM_NODES
         self._settings = settings
         self.annotates = settings.annotate_k8s_node
-        """Whether annotations of Node objects count, and this node writes some."""
+        """Whether annotations of Nodes are read, and this node's Node is annotated."""
 
     def parse(self, node: Node) -> ParsedNode:
-        """The node in a Node, with its faults."""
+        """Parse a Node; return its fields and faults."""
         parsed = parse_node(node, annotations=self.annotates)
         if not self._cidrs_of_nodes:
             parsed.cidrs = {Family.IPV4: [], Family.IPV6: []}
         return parsed
 
     def labels(self, node: Node) -> dict[str, str]:
-        """Its labels that count."""
+        """Return the node's labels without excluded ones."""
         return self._settings.chosen_labels(node.labels)
 
     def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
-        """The row of a node from either or both of its objects."""
+        """Return the row of a node from its Node, its CiliumNode, or both."""
         parsed = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
         refused: tuple[str, ...] = ()
         if node is not None:
@@ -333,7 +334,7 @@ class NodeReader:
 
 
 def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
-    """A node of the kvstore, without addresses and ranges that its objects do not confirm.
+    """Return a node of the kvstore without addresses and CIDRs that its objects do not confirm.
 
     Every agent may write every key of the store; CiliumNodes and Nodes are written by their own agent, the
     operator and the kubelet.
@@ -359,9 +360,9 @@ def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
 def _confirmed_ranges(
     claimed: Mapping[Family, Iterable[IPNetwork]], known: Mapping[Family, Sequence[IPNetwork]], where: str
 ) -> tuple[dict[Family, list[IPNetwork]], tuple[str, ...]]:
-    """The ranges inside ``known`` ones of their family, if there are any, and the refused ones.
+    """Return the CIDRs inside ``known`` ones of their family, if there are any, and the refused ones.
 
-    If none remains, the known ones count.
+    If none remains, the known ones are used.
     """
     confirmed: dict[Family, list[IPNetwork]] = {}
     refused: list[IPNetwork] = []
@@ -374,7 +375,7 @@ def _confirmed_ranges(
 
 
 def _contains(outer: IPNetwork, inner: IPNetwork) -> bool:
-    """Whether a network contains another one."""
+    """Return whether a network contains another one."""
     if isinstance(outer, IPv4Network) and isinstance(inner, IPv4Network):
         return inner.subnet_of(outer)
     return isinstance(outer, IPv6Network) and isinstance(inner, IPv6Network) and inner.subnet_of(outer)
@@ -383,10 +384,10 @@ def _contains(outer: IPNetwork, inner: IPNetwork) -> bool:
 def _confirmed(
     claimed: Iterable[NodeIP], known: Iterable[NodeIP], where: str
 ) -> tuple[list[NodeIP], tuple[str, ...]]:
-    """The addresses that the source of ``known`` also has, and the refused ones.
+    """Return the addresses that the source of ``known`` also has, and the refused ones.
 
-    A node's agent writes its CiliumNode, the kubelet its Node, which has all addresses of a family or none:
-    then the agent's count. If none of a family remains, those of ``known`` count.
+    A node's agent writes its CiliumNode. The kubelet writes its Node, which has all addresses of a family or
+    none: then the agent's are used. If none of a family remains, those of ``known`` are used.
     """
     own = [each for each in known if each.type != CILIUM_INTERNAL_IP]
     families = {each.ip.version for each in own}
@@ -405,14 +406,14 @@ def _confirmed(
 
 
 def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:
-    """Cilium's annotations."""
+    """Return Cilium's annotations of a Node."""
     if found is None:
         return {}
     return {key: value for key, value in found.annotations.items() if CILIUM_ANNOTATION.match(key)}
 
 
 def filled(first: ParsedNode, second: ParsedNode) -> ParsedNode:
-    """The fields of the first node; empty ones from the second."""
+    """Return the fields of the first node, with empty ones filled from the second."""
     return ParsedNode(
         addresses=first.addresses or second.addresses,
         cidrs={family: first.cidrs[family] or second.cidrs[family] for family in Family},
