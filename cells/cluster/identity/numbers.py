@@ -106,7 +106,7 @@ class ClusterNumbers(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> range:
-        """Return the range for new identities of this cluster, without the lowest ones, which earlier versions reserved."""
+        """Return the range for new identities of this cluster; Cilium reserves the lowest ones."""
         own = self.own
         return range(own.start + CLUSTER.start if self.cluster_id else own.start, own.stop)
 
