@@ -39,7 +39,10 @@ class _Address(click.ParamType[str]):
 
 
 router_option = click.option(
-    "--router", type=click.IntRange(1, 4294967295), metavar="ASN", help="Only of the router with this AS."
+    "--router",
+    type=click.IntRange(1, 4294967295),
+    metavar="ASN",
+    help="Only of the router with this AS number.",
 )
 
 
@@ -88,7 +91,7 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
 @command.command()
 @click.argument("table", type=click.Choice(list(_TABLES)), default="known")
 @router_option
-@click.option("--peer", type=_Address(), metavar="ADDRESS", help="Only what this peer is sent, or has sent.")
+@click.option("--peer", type=_Address(), metavar="ADDRESS", help="Only routes to or from this peer.")
 @click.option("-f", "--family", type=click.Choice(_FAMILIES), help="Only routes of this family.")
 @agent_options
 def routes(

@@ -56,7 +56,7 @@ command.add_command(bundle)
 
 @command.command()
 @cluster_options
-@click.option("--wait", is_flag=True, help="Wait until all is well, for at most --timeout seconds.")
+@click.option("--wait", is_flag=True, help="Wait until there are no errors, for at most --timeout seconds.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -102,7 +102,7 @@ def status(
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Seconds for each node's agent to answer.",
+    help="Timeout of each node's agent in seconds.",
 )
 def ui(
     kubeconfig: Path | None, context: str, namespace: str, port: int, no_browser: bool, timeout: float

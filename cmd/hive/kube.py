@@ -33,7 +33,7 @@ def cluster_options(command: F) -> F:
         "--namespace",
         default=NAMESPACE,
         show_default=True,
-        help="Where the agents run.",
+        help="Namespace of the agents.",
     )
     return namespace(kubeconfig_options(command))
 
@@ -41,13 +41,14 @@ def cluster_options(command: F) -> F:
 def kubeconfig_options(command: F) -> F:
     """Options for the API server and its credentials."""
     for option in (
-        click.option("--context", default="", help="A context of it, not its current one."),
+        click.option(
+            "--context", default="", help="Context of the kubeconfig.  [default: its current context]"
+        ),
         click.option(
             "--kubeconfig",
             type=click.Path(dir_okay=False, path_type=Path),
             envvar="KUBECONFIG",
-            help="How to reach the API server (also: KUBECONFIG); else ~/.kube/config, else what this pod is"
-            " given.",
+            help="Path of a kubeconfig (also: KUBECONFIG).  [default: ~/.kube/config, or that of the pod]",
         ),
     ):
         command = option(command)

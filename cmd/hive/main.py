@@ -18,38 +18,38 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
     "agent": ("hive.agent.command", "Run the agent on this node."),
     "api": ("hive.agent.api", "List the operations of the agent's REST API."),
-    "bgp": ("hive.bgp", "Show BGP sessions, and what this node announces."),
+    "bgp": ("hive.bgp", "Show BGP sessions and announcements of this node."),
     "bpf": ("hive.maps.bpf", "Show the BPF maps in the kernel."),
     "build-config": (
         "hive.config.build_config.command",
         "Write the agent's configuration directory from several sources.",
     ),
     "check": ("hive.check.command", "Test a cluster's network, through a kubeconfig."),
-    "cleanup": ("hive.init.cleanup", "Remove what the agent left on this node."),
+    "cleanup": ("hive.init.cleanup", "Remove the agent's state from this node."),
     "cni": ("hive.init.cni", "Install the CNI plugin on a node, or remove its configuration."),
     "cluster": ("hive.cluster", "Show agents, operators and pods of all nodes, through a kubeconfig."),
     "config": ("hive.config.command", "Show, compare and change settings."),
     "db": ("hive.agent.db", "Show the tables of the running agent."),
     "completion": ("hive.completion", "Print a shell completion script."),
-    "debug": ("hive.agent.debug", "Collect what a maintainer needs for a bug report."),
-    "drop-reason": ("hive.observe.drop_reason", "Show what drop reasons mean, and what to do."),
-    "encryption": ("hive.agent.encryption", "Give this node another WireGuard key."),
+    "debug": ("hive.agent.debug", "Collect the data for a bug report."),
+    "drop-reason": ("hive.observe.drop_reason", "Show the meaning of drop reasons, and what to do."),
+    "encryption": ("hive.agent.encryption", "Rotate this node's WireGuard key."),
     "endpoint": ("hive.endpoint.command", "Show the endpoints of the running agent."),
-    "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names in policies."),
+    "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names that policies select."),
     "health": ("hive.agent.health", "Show which nodes this node reaches, the worst first."),
     "identity": ("hive.policy.identity", "Show security identities."),
-    "ip": ("hive.policy.ip", "Show which identity an address has."),
+    "ip": ("hive.policy.ip", "Show the identity of an address."),
     "inspect": ("hive.inspect.command", "Show the agent's dependency graph, without starting it."),
     "kubernetes": ("hive.agent.kubernetes", "Show where the agent's Kubernetes objects come from."),
-    "lab": ("hive.lab.commands", "Run whole nodes on this machine, each in network namespaces of its own."),
-    "map": ("hive.maps.map", "Show the maps that the agent writes, and its latest changes."),
+    "lab": ("hive.lab.commands", "Run whole nodes on this machine, each in its own network namespaces."),
+    "map": ("hive.maps.map", "Show the maps that the agent writes, and its latest writes."),
     "monitor": ("hive.observe.monitor", "Show drops, traces and policy verdicts as they happen."),
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem if it is not mounted."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2 if it is not mounted."),
     "node": ("hive.agent.node", "Show the nodes of the cluster."),
     "observe": (
         "hive.observe.hubble",
-        "Show flows with names of senders and receivers, verdicts and reasons.",
+        "Show flows with names of sources and destinations, verdicts and reasons.",
     ),
     "service": ("hive.services.command", "Show services and their backends."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
@@ -58,7 +58,7 @@ COMMANDS = {
     "policy": ("hive.policy.command", "Explain and check network policies."),
     "status": ("hive.agent.status", "Show the status of the running agent."),
     "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from turning on the reverse path filter."),
-    "ui": ("hive.ui.command", "Show on a page in the browser flows, what policies allow, and how nodes are."),
+    "ui": ("hive.ui.command", "Show flows, policy verdicts and nodes on a page in the browser."),
     "version": ("hive.agent.version", "Show the versions of this command and of the agent."),
 }
 """Name -> module with a ``command``, and the line of the overview."""
@@ -149,9 +149,9 @@ def _run(arguments: list[str] | None) -> int:
         click.echo(error.format_message())
         return USAGE
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "hive"
+        where = error.ctx.command_path if error.ctx else _command_of(arguments)
         message = " ".join(error.format_message().split()).rstrip(".")
-        return _report(f"{message} (see: {where} --help)", USAGE)
+        return _report(f"{message[:1].lower()}{message[1:]} (see: {where} --help)", USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -164,6 +164,18 @@ def _run(arguments: list[str] | None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _command_of(arguments: list[str] | None) -> str:
+    """Return the command that the first words name; click's parser reports some errors without it."""
+    command: click.Command | None = cli
+    found = ["hive"]
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not isinstance(command, click.Group):
+            break
+        if (command := command.get_command(click.Context(command), word)) is not None:
+            found.append(word)
+    return " ".join(found)
 
 
 def _report(text: str, code: int) -> int:

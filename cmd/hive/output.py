@@ -62,7 +62,7 @@ def page_options(command: F) -> F:
             "--port",
             type=click.IntRange(0, 65535),
             default=0,
-            help="Port of 127.0.0.1 to serve on; 0 for any that is free.  [default: 0]",
+            help="Port on 127.0.0.1; 0: any free port.  [default: 0]",
         ),
     ):
         command = option(command)

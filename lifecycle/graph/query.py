@@ -26,7 +26,7 @@ def find_module(graph: Parts, text: str) -> str:
     if found:
         raise ValueError(f"module {text}: it may be {' or '.join(found)}; give the whole id")
     tails = {one.rpartition(".")[2]: one for one in ids}
-    raise ValueError(f"module {text}: there is none{suggestion(text, [*ids, *tails])}")
+    raise ValueError(f"module {text}: no such module{suggestion(text, [*ids, *tails])}")
 
 
 def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
@@ -48,7 +48,7 @@ def only(graph: G, module: str) -> G:
     """The module and the modules inside it, with the constructors at the other end of their edges."""
     parents = {one.id: one.parent for one in graph.modules}
     if module not in parents:
-        raise ValueError(f"module {module}: there is none")
+        raise ValueError(f"module {module}: no such module")
 
     def inside(one: str | None) -> bool:
         while one is not None and one != module:

@@ -56,7 +56,7 @@ def list_tables(agent_socket: Path, timeout: float, output: str) -> None:
 @click.argument("key", required=False)
 @agent_options
 @click.option("--columns", metavar="A,B", help="Show these columns.")
-@click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
+@click.option("--wide", is_flag=True, help="Show all columns, in lines of any width.")
 def show(
     name: str,
     key: str | None,

@@ -30,13 +30,13 @@ PAUSE = 0.1
 
 @click.command()
 @agent_options
-@click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
-@click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
+@click.option("--brief", is_flag=True, help="One line: OK, or the error.")
+@click.option("--verbose", is_flag=True, help="Show also addresses, controllers and modules.")
 @click.option(
     "--wait",
     "wanted",
     type=click.Choice(["ok", "degraded"]),
-    help="Wait until it is so, for --timeout seconds at most, and show it then.",
+    help="Wait for this status, for at most --timeout seconds, then show it.",
 )
 def command(
     agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool, wanted: str | None

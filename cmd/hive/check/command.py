@@ -26,31 +26,35 @@ def _outside(_: click.Context, __: click.Parameter, text: str) -> str:
 @click.command()
 @report.options
 @click.option(
-    "--outside", default="", metavar="ADDRESS[:PORT]", callback=_outside, help="Also try to connect there."
+    "--outside",
+    default="",
+    metavar="ADDRESS[:PORT]",
+    callback=_outside,
+    help="An external address to connect to, too.",
 )
-@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this node; may be repeated.")
-@click.option("--image", default="", help="Of the pods.  [default: that of each node's agent]")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Test only this node; may be repeated.")
+@click.option("--image", default="", help="Image of the pods.  [default: that of each node's agent]")
 @click.option(
     "--check-namespace",
     default=NAMESPACE,
     show_default=True,
-    help="Made for the check and removed after it; one that is there already is not touched.",
+    help="Namespace that is created for the check and deleted after it; an existing one is not used.",
 )
 @click.option(
     "--host-port",
     type=click.IntRange(1, 65535),
     default=HOST_PORT,
     show_default=True,
-    help="A free port of every node.",
+    help="A port that is free on every node.",
 )
 @click.option(
     "--start-within",
     type=click.FloatRange(min=1),
     default=60.0,
     show_default=True,
-    help="Seconds for pods to start.",
+    help="Timeout of the pods' start in seconds.",
 )
-@click.option("--clean", is_flag=True, help="Only remove what a check that was killed has left.")
+@click.option("--clean", is_flag=True, help="Only remove the namespace of a killed check.")
 @cluster_options
 def command(
     kubeconfig: Path | None,

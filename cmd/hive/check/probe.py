@@ -298,7 +298,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--name", default=socket.gethostname, help="What it calls itself.", show_default="host name")
+@click.option("--name", default=socket.gethostname, help="Name in its answers.", show_default="host name")
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, required=True)
 def serve(name: str, ports: tuple[int, ...]) -> None:
     """Answer on TCP and UDP ports with a name and an echo, until SIGTERM."""

@@ -26,20 +26,20 @@ _INDENT: Final = 10
 def options(command: F) -> F:
     """The options of every command that runs checks."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one document at the end."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end."),
         click.option(
             "--skip",
             multiple=True,
             type=click.Choice(NAMES),
             metavar="CHECK",
-            help="Not this check; may be repeated.",
+            help="Skip this check; may be repeated.",
         ),
         click.option(
             "--only",
             multiple=True,
             type=click.Choice(NAMES),
             metavar="CHECK",
-            help=f"Only this check; may be repeated: {', '.join(NAMES)}.",
+            help=f"Run only this check; may be repeated: {', '.join(NAMES)}.",
         ),
         click.option(
             "--within",

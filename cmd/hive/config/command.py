@@ -78,7 +78,7 @@ def _process(name: str) -> "tuple[Cell, ...]":
 @settings_argument
 @click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @click.option("--set", "given", is_flag=True, help="Only settings that differ from their default.")
-@click.option("--live", is_flag=True, help="Ask the running agent.")
+@click.option("--live", is_flag=True, help="Show those of the running agent.")
 @agent_options
 def list_settings(
     settings: tuple[str, ...],

@@ -16,7 +16,12 @@ from hive.output import cell_text, fitted, shown_as_document, table_width
 @endpoint_argument
 @click.option("-a", "--add", "added", multiple=True, metavar="LABEL", help="Add [source:]key[=value].")
 @click.option(
-    "-d", "--delete", "removed", multiple=True, metavar="LABEL", help="Remove a label that was added so."
+    "-d",
+    "--delete",
+    "removed",
+    multiple=True,
+    metavar="LABEL",
+    help="Remove a label that was added with --add.",
 )
 @agent_options
 def labels(

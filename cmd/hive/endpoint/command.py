@@ -29,7 +29,7 @@ for _detail in (*endpoint_detail.COMMANDS, *endpoint_change.COMMANDS):
 
 @command.command("list")
 @agent_options
-@click.option("--no-headers", is_flag=True, help="Leave the header out.")
+@click.option("--no-headers", is_flag=True, help="Omit the header.")
 def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: bool) -> None:
     """List the endpoints: one for every pod on this node, and the host endpoint if it has a policy.
 

@@ -40,13 +40,13 @@ def _path(option: str, default: str, text: str) -> Callable[[Callable[..., objec
 
 
 @click.command()
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--bpf-state",
     is_flag=True,
-    help="Programs and maps only: what is left of pods is open until the next agent serves.",
+    help="Remove only programs and maps: pods have no policies until the next agent serves.",
 )
-@click.option("--all-state", is_flag=True, help="Everything, the default.")
+@click.option("--all-state", is_flag=True, help="Remove everything, the default.")
 @_path("--state-dir", "/var/run/cilium", "The agent's state-dir.")
 @_path("--lib-dir", "/var/lib/cilium", "Library directory of an upstream Cilium agent.")
 @_path("--bpf-root", "/sys/fs/bpf", "The agent's bpf-root.")

@@ -17,7 +17,7 @@ host_prefix = click.option(
     type=click.Path(path_type=Path),
     default="/",
     show_default=True,
-    help="Where the node's files are: / on the node itself; the image sets HOST_PREFIX=/host.",
+    help="Path of the node's root: / on the node itself; the image sets HOST_PREFIX=/host.",
 )
 
 
@@ -40,7 +40,7 @@ def command() -> None:
     type=bool,
     default=True,
     show_default=True,
-    help="Replace a plugin that is there. [OVERWRITE_CILIUM]",
+    help="Replace an existing plugin. [OVERWRITE_CILIUM]",
 )
 @click.option(
     "--overwrite-loopback",
@@ -48,7 +48,7 @@ def command() -> None:
     type=bool,
     default=False,
     show_default=True,
-    help="Replace a loopback plugin that is there. [OVERWRITE_LOOPBACK]",
+    help="Replace an existing loopback plugin. [OVERWRITE_LOOPBACK]",
 )
 def install(
     host_prefix: Path, cni_dir: Path | None, overwrite_cilium: bool, overwrite_loopback: bool
@@ -101,7 +101,7 @@ def put(source: Path, destination: Path, *, overwrite: bool) -> None:
     envvar="CILIUM_CUSTOM_CNI_CONF",
     type=bool,
     default=False,
-    help="The CNI configuration is the administrator's own: leave it. [CILIUM_CUSTOM_CNI_CONF]",
+    help="The CNI configuration is managed by the administrator: keep it. [CILIUM_CUSTOM_CNI_CONF]",
 )
 def uninstall(host_prefix: Path, config_dir: Path, custom_conf: bool) -> None:
     """Remove our CNI configuration from the node, if the setting cni-uninstall is true.

@@ -18,7 +18,7 @@ host_option: Callable[[Callable[..., object]], Callable[..., object]] = click.op
     "--host-process",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The proc directory of a process of the node, such as /hostproc/1: work in its namespaces.",
+    help="Work in the namespaces of a process of the node, given by its proc directory, such as /hostproc/1.",
 )
 
 

@@ -32,16 +32,16 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="tree (the default), Graphviz, Mermaid, JSON, or a page for the browser.",
 )
 @click.option("--module", metavar="M", help="Only this module and those inside it: agent.ipam, or ipam.")
+@click.option("--why", metavar="TYPE", help="The dependency chains from invoked functions to a type.")
+@click.option("--unused", is_flag=True, help="Constructors that no invoked function depends on.")
 @click.option(
-    "--why", metavar="TYPE", help="Why a type is built: the dependency chains from what is invoked to it."
+    "--circles", is_flag=True, help="Modules that depend on each other, with the responsible edges."
 )
-@click.option("--unused", is_flag=True, help="Constructors that nothing invoked needs.")
-@click.option("--circles", is_flag=True, help="Modules that need each other in a circle, and what ties them.")
 @click.option("--settings", "show_settings", is_flag=True, help="Every setting: its value and origin.")
-@click.option("--hooks", is_flag=True, help="The order hooks start in, and what each waits for.")
+@click.option("--hooks", is_flag=True, help="The start order of hooks, with their dependencies.")
 @click.option("--diff", nargs=2, type=_file, metavar="A.json B.json", help="What changed between two graphs.")
-@click.option("--live", is_flag=True, help="Ask the running agent instead.")
-@click.option("--timeline", is_flag=True, help="How long each part of the running agent's start took.")
+@click.option("--live", is_flag=True, help="Show the running agent.")
+@click.option("--timeline", is_flag=True, help="A chart of the running agent's start.")
 @click.option(
     "--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON."
 )
@@ -49,7 +49,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--of",
     "--hive",
     metavar="operator|PACKAGE:NAME",
-    help="Another hive than the agent: the operator's, or a Cell or a Hive to import.",
+    help="Show another hive than the agent: the operator's, or a Cell or Hive to import.",
 )
 @socket_option
 @timeout_option

@@ -52,7 +52,7 @@ def list_maps(bpf_root: Path, output: str) -> None:
 @root_option
 @output_option
 @click.option("--raw", is_flag=True, help="Show raw bytes.")
-@click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
+@click.option("--wide", is_flag=True, help="Show all columns, in lines of any width.")
 def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
     """Show the entries of MAP: its name as listed, with or without cilium_, or policy/ENDPOINT.
 

@@ -58,9 +58,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 
 @command.command()
 @click.argument("name", shell_complete=completion.maps)
-@click.option(
-    "-f", "--follow", "goes_on", is_flag=True, help="Then show changes as they happen, until ctrl-C."
-)
+@click.option("-f", "--follow", "goes_on", is_flag=True, help="Continue with new writes, until ctrl-C.")
 @agent_options
 def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the latest writes of the agent to map NAME, with or without cilium_."""

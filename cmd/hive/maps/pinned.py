@@ -16,7 +16,7 @@ root_option = click.option(
     type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/sys/fs/bpf"),
     show_default=True,
-    help="Where bpffs is mounted.",
+    help="Mount point of bpffs.",
 )
 
 

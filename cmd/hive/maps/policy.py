@@ -22,7 +22,7 @@ _FIRST = ("pod", "verdict", "direction", "peer", "port/protocol")
 @click.argument("endpoint", metavar="[ENDPOINT]", required=False, shell_complete=completion.endpoints)
 @root_option
 @agent_options
-@click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
+@click.option("--wide", is_flag=True, help="Show all columns, in lines of any width.")
 def command(
     endpoint: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str, wide: bool
 ) -> None:

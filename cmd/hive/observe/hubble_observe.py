@@ -66,14 +66,14 @@ _TABLES: Final = {"table": "table", "tab": "table"}
 _Message = TypeVar("_Message", bound=WireMessage)
 
 _SELECTORS: Final = (
-    switch("all", "All flows that the server holds."),
+    switch("all", "All flows that the server stores."),
     Flag(
         "last", f"The last N flows.  [default: {LAST}]", parse=parse_number, default=0, expected=WHOLE_NUMBER
     ),
     Flag("first", "The first N flows.", parse=parse_number, default=0, expected=WHOLE_NUMBER),
-    switch("follow", "Go on with flows as they happen.", "f"),
-    Flag("since", "Flows since a time, or a time ago such as 5m."),
-    Flag("until", "Flows until a time, or a time ago."),
+    switch("follow", "Continue with new flows.", "f"),
+    Flag("since", "Flows since a time, or for a duration such as 5m."),
+    Flag("until", "Flows until a time, or until a duration ago."),
 )
 _FORMATTING: Final = (
     Flag("output", "compact, dict, json, jsonpb or table.", "o", default="compact"),

@@ -93,12 +93,24 @@ _endpoint = _Endpoint()
     type=click.Path(path_type=Path),
     help=f"The monitor socket.  [default: {SOCKET} beside the API socket]",
 )
-@click.option("-t", "--type", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Only these.")
 @click.option(
-    "--from", "source", multiple=True, type=_endpoint, metavar="ENDPOINT", help="Only from this pod."
+    "-t", "--type", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Only events of this type."
 )
 @click.option(
-    "--to", "destination", multiple=True, type=_endpoint, metavar="ENDPOINT", help="Only to this pod."
+    "--from",
+    "source",
+    multiple=True,
+    type=_endpoint,
+    metavar="ENDPOINT",
+    help="Only packets from this endpoint.",
+)
+@click.option(
+    "--to",
+    "destination",
+    multiple=True,
+    type=_endpoint,
+    metavar="ENDPOINT",
+    help="Only packets to this endpoint.",
 )
 @click.option(
     "--related-to",
@@ -106,7 +118,7 @@ _endpoint = _Endpoint()
     multiple=True,
     type=_endpoint,
     metavar="ENDPOINT",
-    help="Only from or to this pod.",
+    help="Only packets from or to this endpoint.",
 )
 @click.option(
     "--address",
@@ -121,22 +133,25 @@ _endpoint = _Endpoint()
     multiple=True,
     metavar="POD",
     shell_complete=completion.pods,
-    help="Only from or to this pod, on whichever node it is.",
+    help="Only packets from or to this pod, on any node.",
 )
 @click.option(
-    "--namespace", "namespaces", multiple=True, help="Only from or to pods of this namespace, on any node."
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    help="Only packets from or to pods of this namespace, on any node.",
 )
 @click.option(
-    "--verdict", "verdicts", multiple=True, type=click.Choice(VERDICTS), help="Only with this verdict."
+    "--verdict", "verdicts", multiple=True, type=click.Choice(VERDICTS), help="Only events with this verdict."
 )
 @click.option(
     "--since",
     type=Moment(),
     metavar="TIME",
-    help="First those since a time, such as 2026-11-28T08:00:00Z, or a time ago, such as 5m.",
+    help="Start with stored events since a time, such as 2026-11-28T08:00:00Z, or a duration, such as 5m.",
 )
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Start with the last N stored events.")
-@click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event, as -o json.")
+@click.option("-j", "--json", "as_json", is_flag=True, help="Same as -o json: one line of JSON per event.")
 @click.option(
     "-o",
     "--output",
@@ -145,9 +160,9 @@ _endpoint = _Endpoint()
     show_default=True,
     help="Output format.",
 )
-@click.option("-n", "--numeric", is_flag=True, help="Numbers and addresses without names.")
-@click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many events.")
-@click.option("--rules/--no-rules", default=True, help="Ask the agent which rules decided each verdict.")
+@click.option("-n", "--numeric", is_flag=True, help="Show numbers and addresses without names.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Exit after this number of events.")
+@click.option("--rules/--no-rules", default=True, help="Show the rules that decided each verdict.")
 @click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
 def command(
     agent_socket: Path,

@@ -20,7 +20,7 @@ DEFAULT = "localhost:9234"
     show_default=True,
     envvar="CILIUM_OPERATOR_API_SERVE_ADDR",
     metavar="HOST:PORT",
-    help="Where the operator answers: its operator-api-serve-addr.",
+    help="The operator's address: its operator-api-serve-addr.",
 )
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for an answer.")
 @output_option

@@ -1,1 +1,1 @@
-"""Policies, and the identities they are about."""
+"""Policies, and the identities that they select."""

@@ -19,11 +19,11 @@ NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 
 @click.command("list")
 @agent_options
-@click.option("--refused", is_flag=True, help="Only those that are refused, or not enforced as written.")
+@click.option("--refused", is_flag=True, help="Only objects that are refused, or not enforced as written.")
 def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool) -> None:
-    """List the policy objects: whether each is in force as it is written, or why not.
+    """List the policy objects: whether each is in force as written, or why not.
 
-    Of a refused object, the previous version stays in force. Where this agent cannot enforce a single rule,
+    If an object is refused, its previous version stays in force. If this agent cannot enforce a single rule,
     the rest of the object is in force: the rule allows nothing, or denies everything that it could mean.
     While there is no Envoy to enforce HTTP rules, the connections that they select are dropped.
     """
@@ -92,9 +92,14 @@ def selectors(agent_socket: Path, timeout: float, output: str) -> None:
     "--sleep-time", type=click.FloatRange(min=0.01), default=1.0, help="Seconds between two checks."
 )
 @click.option(
-    "--fail-wait-time", type=click.FloatRange(min=0), default=60.0, help="Seconds until endpoints fail."
+    "--fail-wait-time",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    help="Seconds until endpoints that are not ready count as failed.",
 )
-@click.option("--max-wait-time", type=click.FloatRange(min=0), default=360.0, help="Seconds to wait at most.")
+@click.option(
+    "--max-wait-time", type=click.FloatRange(min=0), default=360.0, help="Maximum time to wait in seconds."
+)
 def wait(
     revision: int,
     agent_socket: Path,
@@ -105,7 +110,7 @@ def wait(
 ) -> int:
     """Wait until every endpoint's policy map has the rules of REVISION.
 
-    Exits 1 when endpoints that are not ready stay so for --fail-wait-time, or after --max-wait-time.
+    Exits 1 if endpoints are not ready for --fail-wait-time, or after --max-wait-time.
     """
     began = time.monotonic()
     while True:

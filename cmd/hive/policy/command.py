@@ -1,4 +1,4 @@
-"""``hive policy``: what policies do, asked of the agent or of a folder before anything is applied."""
+"""``hive policy``: the effect of policies, by the agent or by a folder before anything is applied."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "bright_black"}
 
 
 class UnansweredError(click.ClickException):
-    """Raised for a question that is not understood, or that cannot be answered here."""
+    """Raised for an invalid query, or one that cannot be answered here."""
 
     exit_code = 2
 
 
 @click.group()
 def command() -> None:
-    """Explain why a connection is allowed or not, check a folder of policies, show those in force."""
+    """Explain why a connection is allowed or denied, check a folder of policies, show policies in force."""
 
 
 for _of_agent in (*agent.COMMANDS, try_policies):
@@ -53,8 +53,8 @@ for _of_agent in (*agent.COMMANDS, try_policies):
 def check(folder: Path, output: str) -> int:
     """Check the policies in FOLDER: refused objects, misspelt fields and labels, rules without effect.
 
-    Services, EndpointSlices and local redirect policies, too: what of them is refused, or not served. Exits 1
-    when anything is an error.
+    Also Services, EndpointSlices and local redirect policies: which parts are refused, or not served. Exits 1
+    if there are errors.
     """
     from cells.policy.explain.check import check as findings_of
     from hive.policy.services import service_findings
@@ -79,25 +79,28 @@ def check(folder: Path, output: str) -> int:
     "--manifests",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use a folder of manifests, not the agent: pods, namespaces, nodes, services, policies, groups.",
+    help="Explain by a folder of manifests: pods, namespaces, nodes, services, policies, CIDR groups.",
 )
 @click.option(
     "--policy-cidr-match-mode",
     "match_mode",
     type=click.Choice(["pods"]),
-    help="With --manifests: networks select pods, too; else as the folder's ConfigMap cilium-config has it.",
+    help="With --manifests: networks select pods, too.  [default: that of the ConfigMap cilium-config in it]",
 )
 @click.option(
-    "--all", "namespace", metavar="NAMESPACE", help="A table instead: which pods of NAMESPACE reach which."
+    "--all",
+    "namespace",
+    metavar="NAMESPACE",
+    help="Show a table of which pods of NAMESPACE reach each other.",
 )
-@click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
+@click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: only for this port.")
 @agent_options
 @kubeconfig_options
 @click.option(
     "--agents-namespace",
     default=NAMESPACE,
     show_default=True,
-    help="Where the agents run, when they are asked through an API server.",
+    help="Namespace of the agents, if they are queried through an API server.",
 )
 @click.pass_context
 def explain(
@@ -117,21 +120,21 @@ def explain(
 ) -> int:
     """Explain whether SRC may reach DST, which rule decides, and what would change it.
 
-    The agent of this node is asked; where none runs, or with --kubeconfig or --context, the agents of both
-    pods' nodes, through the API server. With --manifests, a folder.
+    The answer comes from the agent of this node; if none runs, or with --kubeconfig or --context, from the
+    agents of both pods' nodes, through the API server; with --manifests, from a folder.
 
-    SRC and DST are pods or services (NAMESPACE/NAME), addresses, names, or identities, reserved (host,
-    world, ...) or by number; of a folder also networks. A service means each of its backends. PORT is a
-    number or a name; without it every port is asked of that policies distinguish. The agent knows the
-    names that its pods have asked DNS for.
+    SRC and DST are pods or services (NAMESPACE/NAME), addresses, DNS names that pods have looked up, or
+    identities, reserved (host, world, ...) or by number; with --manifests also networks. A service stands for
+    each of its backends. PORT is a number or a name; without it, all ports that policies distinguish are
+    explained.
 
     \b
     Exit codes:
       0  allowed
       1  denied
-      2  the question cannot be answered
-      3  one direction is allowed; on the other, another node decides
-      4  some backends or ports are denied, others are not
+      2  unknown: the query is invalid or cannot be answered
+      3  one direction is allowed; another node decides the other one
+      4  some backends or ports are denied, others are allowed
     """
     from cells.policy.explain import UnanswerableError
 
@@ -165,7 +168,7 @@ def explain(
 
 
 def _asks_cluster(ctx: click.Context, agent_socket: Path, kubeconfig: Path | None) -> bool:
-    """Whether agents are asked through an API server: where that is asked for, or no agent runs here."""
+    """Whether agents are queried through an API server: if requested, or if no agent runs here."""
     given = [
         name
         for name in ("kubeconfig", "context", "agents_namespace")
@@ -177,11 +180,11 @@ def _asks_cluster(ctx: click.Context, agent_socket: Path, kubeconfig: Path | Non
     return bool(given) or (by_default and not agent_socket.exists() and has_kubeconfig(kubeconfig))
 
 
-# What may be asked. All raise UnanswerableError, or UnansweredError with an agent's words.
+# The sources of answers. All raise UnanswerableError, or UnansweredError with an agent's message.
 
 
 class _Agent:
-    """The agent of this node."""
+    """Answers by the agent of this node."""
 
     def __init__(self, agent_socket: Path, timeout: float) -> None:
         self._socket = agent_socket
@@ -206,7 +209,7 @@ class _Agent:
 
 
 class _Cluster:
-    """The agents of both ends' nodes, through the API server."""
+    """Answers by the agents of both ends' nodes, through the API server."""
 
     def __init__(self, kubeconfig: Path | None, context: str, namespace: str, timeout: float) -> None:
         self._ask = partial(_ask_cluster, kubeconfig, context, namespace, timeout)
@@ -244,7 +247,7 @@ def _ask_cluster(
 
 
 class _Folder:
-    """Manifests."""
+    """Answers by a folder of manifests."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -257,7 +260,7 @@ class _Folder:
 
 
 def _read(folder: Path, match_mode: str | None = None) -> Cluster:
-    """The cluster of a folder; networks select pods by the mode, or else by the agents' ConfigMap in it."""
+    """Read a folder; whether networks select pods is set by the mode, or by the agents' ConfigMap in it."""
     from msgspec.structs import replace
 
     from cells.policy.explain.cluster import Cluster, read_folder
@@ -272,7 +275,7 @@ def _read(folder: Path, match_mode: str | None = None) -> Cluster:
 
 
 def _configured_modes(objects: Iterable[Located | BadFile]) -> set[str]:
-    """What ``policy-cidr-match-mode`` is in the agents' ConfigMap, if the folder has it."""
+    """Return ``policy-cidr-match-mode`` of the agents' ConfigMap in the folder, if there is one."""
     from cells.policy.explain.cluster import Located
 
     for one in objects:
@@ -285,7 +288,7 @@ def _configured_modes(objects: Iterable[Located | BadFile]) -> set[str]:
 
 
 def _explained(cluster: Cluster, source: str, destination: str) -> Explained:
-    """The answer of a folder. Raises UnanswerableError."""
+    """Return the answer of a folder. Raises UnanswerableError."""
     from cells.policy.explain.directory import parse_destination, source_of, targets_of
     from hive.policy.folder import FolderDirectory
 
@@ -311,7 +314,7 @@ def _of_targets(
 
 
 def _notes(cluster: Cluster) -> list[str]:
-    """What of the folder is not in force, and what is besides its policies."""
+    """Yield which parts of the folder are not in force."""
     notes = [f"{one.file}:{one.line}: {one.reason}: not read" for one in cluster.bad_files]
     for one in cluster.refused:
         place = one.located.at(one.error.path)
@@ -367,7 +370,7 @@ def _show_way(way: Mapping[str, Any], indent: str) -> None:
 
 
 def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:
-    """What decides one direction of an answer of ``explain``, in lines."""
+    """Return the decision on one direction of an answer of ``explain``, in lines."""
     verdict = f"{one['verdict']}, which is only reported" if one["audited"] else one["verdict"]
     yield f"{one['direction']} of {one['of']}: {verdict}"
     if not one["enforced"]:
@@ -382,7 +385,7 @@ def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
-    """The rows of a folder. Raises UnanswerableError."""
+    """Return the table of a folder. Raises UnanswerableError."""
     from cells.policy.explain import UnanswerableError
     from cells.policy.explain.directory import RequestedPort, parse_port, source_of, targets_of
     from hive.policy.folder import FolderDirectory

@@ -1,4 +1,4 @@
-"""Why a connection between pods of any nodes is allowed or not: what both ends' agents explain, together."""
+"""Explains connections between pods of any nodes, by the agents of both ends' nodes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 Query = Mapping[str, str]
 MOST_BACKENDS: Final = 32
-"""Destinations on other nodes that are asked about."""
+"""Maximum number of destinations on other nodes that are queried."""
 _PORTS = re.compile(r"(?P<ports>any port|(?P<first>\d+)(-(?P<last>\d+))?)/(?P<protocol>\w+)")
 _FAMILY = re.compile(r" by IPv[46]$")
 
 
 async def explain_everywhere(agents: Agents, query: Query) -> Explained:
-    """How a connection fares by the agents of both ends' nodes. Raises AgentError, KubernetesError.
+    """Explain a connection by the agents of both ends' nodes. Raises AgentError, KubernetesError.
 
-    ``query``: source, destination, port and protocol, as /hive/policy/explain takes them. Where one side
-    does not answer the verdict is ``elsewhere``, unless the other denies it.
+    ``query``: source, destination, port and protocol, as for /hive/policy/explain. If one side does not
+    answer, the verdict is ``elsewhere``, unless the other side denies.
     """
     source = await _node_of(agents, query.get("source", ""))
     target = await _node_of(agents, query.get("destination", ""))
@@ -61,7 +61,7 @@ async def _ask(agents: Agents, node: str, query: Query) -> Explained:
 async def _ask_first(
     agents: Agents, nodes: Sequence[str], query: Query, *, every: bool
 ) -> tuple[dict[str, Explained], dict[str, AgentError]]:
-    """The answer of the first of the nodes that gives one, or of all."""
+    """Return the answer of the first node that answers."""
     answers: dict[str, Explained] = {}
     problems: dict[str, AgentError] = {}
     for node in nodes:
@@ -84,7 +84,7 @@ async def _with_other_side(
     node: str,
     problems: Mapping[str, AgentError],
 ) -> list[Way]:
-    """The ways, with what the agent of the other end decides; or why that is not known."""
+    """Add the decisions of the other end's agent, or the error."""
     if not node:
         return list(ours)
     try:
@@ -98,7 +98,7 @@ async def _with_other_side(
 
 
 def _port_of(way: Way) -> dict[str, str]:
-    """The port of a backend: the service's own may be another."""
+    """Return the port of a backend, which may differ from the service's."""
     port, _, protocol = way.port.partition("/")
     return {"port": port, "protocol": protocol} if port.isdigit() else {"port": "", "protocol": ""}
 
@@ -108,7 +108,7 @@ def _missing(way: Way) -> str:
 
 
 def _by_destination(answers: Iterable[Explained]) -> dict[tuple[str, str], list[Way]]:
-    """Ways by frontend and destination; of several answers, the one that leaves least to others."""
+    """Group answers by frontend and destination; of several, the one with the most decisions."""
     found: dict[tuple[str, str], list[Way]] = {}
     for answer in answers:
         own: dict[tuple[str, str], list[Way]] = {}
@@ -121,7 +121,7 @@ def _by_destination(answers: Iterable[Explained]) -> dict[tuple[str, str], list[
 
 
 async def _node_of(agents: Agents, text: str) -> str:
-    """The node of a pod, by its name or address; empty for what is none."""
+    """Return the node of a pod, by its name or address; empty for others."""
     text = text.removeprefix("reserved:")
     if text.startswith(SERVICE):
         return ""
@@ -134,31 +134,31 @@ async def _node_of(agents: Agents, text: str) -> str:
     return "" if spec.get("hostNetwork") else str(spec.get("nodeName", ""))
 
 
-# Both sides of a destination put together, port by port.
+# Merges both sides of a destination, port by port.
 
 
-class _Stretch(NamedTuple):
+class _PortRange(NamedTuple):
     first: int
     last: int
     way: Way
 
 
 class _ByPort(NamedTuple):
-    """How one side's ways are by port."""
+    """One side's answers by port."""
 
-    named: Mapping[str, Sequence[_Stretch]]
-    """By protocol."""
+    named: Mapping[str, Sequence[_PortRange]]
+    """Protocol -> ranges of ports with their answers."""
     others: Way | None
-    """For every port that is not named."""
+    """The answer for all other ports."""
 
     def at(self, protocol: str, port: int) -> Way | None:
-        """The way of a port."""
+        """Return the answer for a port."""
         named = self.named.get(protocol, ())
         return next((one.way for one in named if one.first <= port <= one.last), self.others)
 
 
 def merged(ours: Sequence[Way], theirs: Sequence[Way]) -> Iterator[Way]:
-    """The ways of one destination as both ends decide them: each packet passes if both let it."""
+    """Merge the answers of both ends for one destination: a packet passes if both allow it."""
     families = sorted({_family(one) for one in (*ours, *theirs)} - {""}) or [""]
     for family in families:
         mine, other = (
@@ -171,13 +171,13 @@ def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
     rest = _both(mine.others, other.others, family)
     alone = True
     for protocol, last in PORTS.items():
-        stretches = [*mine.named.get(protocol, ()), *other.named.get(protocol, ())]
-        starts = {0, *(one.first for one in stretches), *(one.last + 1 for one in stretches)}
+        ranges = [*mine.named.get(protocol, ()), *other.named.get(protocol, ())]
+        starts = {0, *(one.first for one in ranges), *(one.last + 1 for one in ranges)}
         bounds = [*sorted(one for one in starts if one <= last), last + 1]
         open_at, held = 0, None
         for start, following in zip(bounds, [*bounds[1:], None], strict=True):
             way = None
-            if following is not None and stretches:
+            if following is not None and ranges:
                 way = _both(mine.at(protocol, start), other.at(protocol, start), family)
             if held is not None and way != held:
                 if held != rest:
@@ -191,7 +191,7 @@ def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
 
 
 def _by_port(ways: Iterable[Way]) -> _ByPort:
-    named: dict[str, list[_Stretch]] = {}
+    named: dict[str, list[_PortRange]] = {}
     others = None
     for way in ways:
         match = _PORTS.fullmatch(way.port)
@@ -201,12 +201,12 @@ def _by_port(ways: Iterable[Way]) -> _ByPort:
         protocol = match["protocol"]
         first = int(match["first"] or 0)
         last = int(match["last"] or first) if match["first"] else PORTS.get(protocol, 65535)
-        named.setdefault(protocol, []).append(_Stretch(first, last, way))
+        named.setdefault(protocol, []).append(_PortRange(first, last, way))
     return _ByPort(named, others)
 
 
 def _both(mine: Way | None, other: Way | None, family: str) -> Way | None:
-    """A way by what both ends decide; None where one has none."""
+    """Merge the answers of both ends for a port; None if one has none."""
     if mine is None or other is None:
         return None
     order = ("egress", "ingress")

@@ -1,7 +1,7 @@
-"""A folder of manifests as policies are explained by it: its pods, services, networks and names.
+"""The pods, services, networks and names of a folder of manifests, for explanations of policies.
 
-Why: what is not applied yet has no addresses. Such pods and services get ones that nothing else can have, so
-that services are read by the agent's own code.
+Objects that are not applied yet have no addresses. Such pods and services get reserved addresses, so that the
+agent's own code can process their services.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cells.services.model.frontends import frontends_of, is_headless, seen_insid
 from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
 
 INVENTED = int(IPv4Address("240.0.0.0"))
-"""The first of addresses that nothing can have (RFC 1112), for pods and services without one."""
+"""First reserved address (RFC 1112) for pods and services without one."""
 OPTIONS = LoadBalancerOptions(enable_sctp=True)
 HOST_NETWORK = "in the host's network"
 LOCAL = "Local"
@@ -37,7 +37,7 @@ Object = Mapping[str, Any]
 
 
 class FolderDirectory:
-    """Who and what a folder describes; every node's policies are decided here."""
+    """The directory of ends in a folder; it decides the policies of all nodes."""
 
     place = "in the manifests"
 
@@ -46,9 +46,9 @@ class FolderDirectory:
         self._invented = INVENTED
         self._pods: dict[IPAddress, KnownPod] = {}
         self._addresses: dict[str, list[IPAddress]] = {}
-        """Of pods, those that are not invented."""
+        """Known addresses of pods."""
         self._in_host: dict[str, str] = {}
-        """Pods in the host's network, and their nodes."""
+        """Pods in the host network -> node."""
         pods = [self._add_pod(one) for one in cluster.objects("Pod")]
         self._nodes = {
             ip_address(address["address"]): one["metadata"]["name"]
@@ -76,7 +76,7 @@ class FolderDirectory:
         return IPv4Address(self._invented)
 
     def _add_pod(self, pod: Object) -> Object:
-        """The pod, with an address."""
+        """Add a pod; return it with an address."""
         status, spec = dict(pod.get("status") or {}), pod.get("spec") or {}
         name = ExplainedPod(namespace_of(pod), pod["metadata"]["name"])
         if spec.get("hostNetwork"):
@@ -97,7 +97,7 @@ class FolderDirectory:
         converted = self._services[name] = SERVICES.convert({**service, "spec": spec})
         self._reserved.replace_cluster(ServiceName(*name.split("/")), cluster_hosts(converted))
         if name not in self._slices:
-            # Pods with invented addresses are of no family yet.
+            # reserved addresses of pods say nothing about their family
             plain = {**service, "spec": {key: one for key, one in spec.items() if "clusterIP" not in key}}
             selected = [pod for pod in pods if selects(service, pod) and str_name(pod) not in self._in_host]
             slices = endpoint_slices(plain, selected, "hive-policy-explain")
@@ -106,11 +106,11 @@ class FolderDirectory:
     # Ends
 
     def reserved(self, name: str) -> End | None:
-        """The end of a reserved identity; None for another word."""
+        """Return the end of a reserved identity, or None for another word."""
         return self.identity(RESERVED[name]) if name in RESERVED else None
 
     def identity(self, number: int) -> End:
-        """The end of an identity."""
+        """Return the end of an identity."""
         labels = self._cluster.cache.identities.get(number)
         if labels is None:
             raise UnanswerableError(f"there is no identity {number} in the manifests")
@@ -118,7 +118,7 @@ class FolderDirectory:
         return End(names.get(number, f"identity {number}"), number, labels)
 
     def pod(self, name: str) -> End | None:
-        """The pod, by namespace and name; None when there is none."""
+        """Return a pod by namespace and name, or None."""
         if name in self._in_host:
             raise UnanswerableError(
                 f"{name} is {HOST_NETWORK}, policies of pods do not select it: ask of host, as pods of its"
@@ -144,20 +144,20 @@ class FolderDirectory:
         return End(name, pod.identity, pod.labels, key=name, policy=policy, around=around)
 
     def without_address(self) -> list[str]:
-        """Pods without a known address: no network selects them."""
+        """Return pods without a known address: no network selects them."""
         return sorted(name for name, addresses in self._addresses.items() if not addresses)
 
     def pods(self) -> Sequence[str]:
-        """All of them, by namespace and name."""
+        """Return all pods, by namespace and name."""
         return [str(name) for name in self._cluster.pods]
 
     def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
-        """The ports that a pod's containers name."""
+        """Return the named ports of a pod's containers."""
         namespace, _, name = pod.partition("/")
         return sorted(self._cluster.pods[ExplainedPod(namespace, name)].ports)
 
     def network(self, text: str) -> End:
-        """The end that a network is. Raises ValueError for what is none."""
+        """Return the end of a network. Raises ValueError for an invalid one."""
         network = ip_network(text, strict=False)
         inside = [str(self._pods[one].name) for one in self._pods if one in network]
         if inside:
@@ -170,7 +170,7 @@ class FolderDirectory:
         return End(text, number, self._cluster.cache.identities[number], network=network)
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """The owners of the address; a node is the client's own or another, both if uncertain."""
+        """Return the owners of an address; a node is the client's own or another, both if uncertain."""
         if (pod := self._pods.get(address)) is not None:
             return [(self._end(pod), "")]
         if address not in self._nodes:
@@ -185,12 +185,12 @@ class FolderDirectory:
         return found
 
     def named(self, name: str) -> Sequence[End]:
-        """The addresses that DNS would have for a name."""
+        """Return the addresses to which DNS would resolve a name."""
         number = self._cluster.identity_of_name(name)
         return [End(name, number, self._cluster.cache.identities[number])]
 
     def sent_on(self, address: IPAddress, port: int | None) -> str:
-        """Every service of the folder is served where it is asked of."""
+        """Return nothing: every service of the folder is served by the client's node."""
         del address, port
         return ""
 
@@ -208,7 +208,7 @@ class FolderDirectory:
         return name in self._services
 
     def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
-        """The ports that a client reaches a service by."""
+        """Return the ports of a service's frontends."""
         service = self._services[name]
         if service.spec.type == "ExternalName":
             raise UnanswerableError(
@@ -223,7 +223,7 @@ class FolderDirectory:
         return [self._shown(name, one, client) for one in meant]
 
     def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
-        """The ports served at an address."""
+        """Return the frontends at an address."""
         return [
             self._shown(name, one, client)
             for name in self._services
@@ -288,5 +288,5 @@ class FolderDirectory:
 
 
 def str_name(object_: Object) -> str:
-    """Namespace and name."""
+    """Return ``namespace/name``."""
     return f"{namespace_of(object_)}/{object_['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""``hive fqdn``: names that pods have asked for, and those that policies speak of.
+"""``hive fqdn``: names that pods have looked up, and names that policies select.
 
 Source of the columns: cilium-dbg fqdn cache list.
 """
@@ -22,11 +22,11 @@ def command() -> None:
 
 @command.group()
 def cache() -> None:
-    """Show or forget the DNS answers that pods got."""
+    """Show or delete the DNS answers that pods received."""
 
 
 @cache.command("list")
-@click.option("-e", "--endpoint", default="", help="Only of this endpoint: a number, pod or address.")
+@click.option("-e", "--endpoint", default="", help="Only names of this endpoint: a number, pod or address.")
 @click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
 @click.option(
     "-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only names from this source."
@@ -74,11 +74,11 @@ def list_names(
 
 @cache.command()
 @click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @socket_option
 @timeout_option
 def clean(matchpattern: str, force: bool, agent_socket: Path, timeout: float) -> None:
-    """Forget names: connections to their addresses are cut until pods ask for them again."""
+    """Delete names: connections to their addresses are cut until pods look them up again."""
     if not force:
         click.confirm("Connections that toFQDNs allows are cut until pods ask again. Go on?", abort=True)
     query = f"?{urlencode({'matchpattern': matchpattern})}" if matchpattern else ""
@@ -104,5 +104,5 @@ def names(agent_socket: Path, timeout: float, output: str) -> None:
 
 
 def _name(selector: str) -> str:
-    """The name, or the pattern, of ``MatchName: NAME, MatchPattern: PATTERN``, of which one is empty."""
+    """Return the name or the pattern of ``MatchName: NAME, MatchPattern: PATTERN``, of which one is empty."""
     return " ".join(selector.removeprefix("MatchName: ").split(", MatchPattern: ")).strip()

@@ -1,4 +1,4 @@
-"""``hive identity``: the security identities the running agent knows."""
+"""``hive identity``: the security identities of the running agent."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,16 @@ from hive.output import shown_as_document, table
 
 @click.group()
 def command() -> None:
-    """Show security identities: the numbers that stand for sets of labels in maps, events and policies."""
+    """Show security identities: the numbers of sets of labels in maps, events and policies."""
 
 
 @command.command("list")
 @click.argument("labels", nargs=-1)
-@click.option("--endpoints", is_flag=True, help="Only those that endpoints of this node have, and how many.")
+@click.option(
+    "--endpoints",
+    is_flag=True,
+    help="Only identities of this node's endpoints, with the number of endpoints.",
+)
 @agent_options
 def list_identities(
     labels: tuple[str, ...], endpoints: bool, agent_socket: Path, timeout: float, output: str
@@ -42,7 +46,7 @@ def list_identities(
 @click.argument("number")
 @agent_options
 def get(number: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the labels that identity NUMBER stands for."""
+    """Show the labels of identity NUMBER."""
     if not number.isdigit():
         expected = "expected an identity's number, such as 32768"
         raise click.UsageError(f"{number}: {expected}; hive identity list LABEL finds it by a label")

@@ -1,4 +1,4 @@
-"""``hive ip``: which identity packets from an address have."""
+"""``hive ip``: the identity of addresses in the datapath."""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -20,7 +20,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
+@click.option("-n", "--numeric", is_flag=True, help="Show numbers instead of labels.")
 @agent_options
 def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """List every prefix with its identity."""
@@ -30,7 +30,7 @@ def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str
 
 @command.command()
 @click.argument("prefix")
-@click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
+@click.option("-n", "--numeric", is_flag=True, help="Show numbers instead of labels.")
 @agent_options
 def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the prefixes inside PREFIX, such as 10.0.1.0/24; for an address, the prefix that matches it."""
@@ -47,7 +47,7 @@ def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: 
 
 
 def _longest(entries: list[dict[str, Any]], address: str) -> list[dict[str, Any]]:
-    """The entry with the longest prefix that covers the address."""
+    """Return the entry with the longest prefix that contains the address, or None."""
     wanted = ip_address(address)
     covering = [one for one in entries if wanted in ip_network(one["cidr"])]
     if not covering:

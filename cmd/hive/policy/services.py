@@ -1,6 +1,6 @@
-"""What a folder's Services, EndpointSlices and local redirect policies ask for and would not get.
+"""Finds parts of a folder's Services, EndpointSlices and local redirect policies that are not served.
 
-Why: the agent's own code reads them, with the folder as the whole cluster: what it would log is found before.
+The agent's own code processes them, with the folder as the whole cluster; findings are what it would log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS = LoadBalancerOptions(enable_sctp=True, enable_local_redirect_policy=Tru
 
 
 def service_findings(cluster: Cluster) -> list[Finding]:
-    """What is refused (error) or has no effect (warning), by place."""
+    """Yield refused parts (error) and parts without effect (warning), by place."""
     catalog = _catalog(cluster)
     of_slices = [
         Finding(at.at("endpoints"), "error", f"{row.namespace}/{row.name}: {ip} is not a backend's address")
@@ -46,7 +46,7 @@ def service_findings(cluster: Cluster) -> list[Finding]:
 
 
 def _catalog(cluster: Cluster) -> ServiceCatalog:
-    """The services, beside nodes and pods; no service may have an address of these."""
+    """Return the services with nodes and pods, the addresses of which services must not have."""
     slices: Table[tuple[str, str], EndpointSlice] = Table(
         "slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
     )
@@ -104,7 +104,7 @@ def _rows(cluster: Cluster, kind: Kind[Any]) -> Iterator[tuple[Located, Any]]:
 
 
 def _path(at: Located, part: str) -> str:
-    """The field that a part of a spec is about: ``port 80`` is that of the list ``ports``."""
+    """Return the field of a part of a spec: ``port 80`` belongs to the list ``ports``."""
     number = part.partition(" ")[2]
     if not number:
         return f"spec.{part}"

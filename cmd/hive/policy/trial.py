@@ -1,4 +1,4 @@
-"""``hive policy try``: which flows of this node more policies would have cut."""
+"""``hive policy try``: finds flows of this node that additional policies would have cut."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CUT, UNKNOWN, UNANSWERED = 1, 3, 2
 """Exit codes."""
 SHOWN: Final = 3
 AT_ONCE: Final = 2000
-"""Flows that the agent is asked about in one request."""
+"""Number of flows in one request to the agent."""
 COLOURS: Final = {"cut": "red", "unknown": "yellow"}
 
 
 class TrialError(click.ClickException):
-    """Raised where nothing can be tried: one line."""
+    """Raised if nothing can be tried; one line."""
 
     exit_code = UNANSWERED
 
 
 class Seen(NamedTuple):
-    """A connection as flows of one kind show it."""
+    """A connection, aggregated from its flows of one kind."""
 
     end: str
     """The endpoint of this node."""
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     port: str
     flows: int
     last: int
-    """When the last of them was seen, in nanoseconds since 1970."""
+    """Time of the last flow, in nanoseconds since 1970."""
     remote: bool
     """Whether the other side is a pod of another node, which decides there."""
 
@@ -54,19 +54,19 @@ class Seen(NamedTuple):
     required=True,
     type=click.Path(exists=True, path_type=Path),
 )
-@click.option("--since", metavar="TIME", help="Only flows since a time, or a time ago such as 5m.")
-@click.option("--until", metavar="TIME", help="Only flows until a time, or a time ago.")
+@click.option("--since", metavar="TIME", help="Only flows since a time, or for a duration such as 5m.")
+@click.option("--until", metavar="TIME", help="Only flows until a time, or until a duration ago.")
 @click.option(
     "--input-file",
     metavar="FLOWS",
-    help="Use flows of this node from a file of hive observe -o jsonpb, or of an exporter; - is stdin.",
+    help="Use this node's flows in a file of hive observe -o jsonpb or of an exporter; - is stdin.",
 )
 @click.option(
     "--hubble-socket",
     type=click.Path(path_type=Path),
     default=Path("/var/run/cilium/hubble.sock"),
     show_default=True,
-    help="Where the agent serves its flows.",
+    help="The agent's Hubble socket.",
 )
 @agent_options
 def try_policies(
@@ -79,19 +79,18 @@ def try_policies(
     timeout: float,
     output: str,
 ) -> int:
-    """Name the flows of this node that the policies in FILE... would have cut, before they are applied.
+    """Show the flows of this node that the policies in FILE... would have cut, before they are applied.
 
-    A FILE, or a folder, has policies and CIDR groups; each takes the place of the one of its name, beside all
-    that are in force. The agent decides with its own engine on every connection that its flows show to have
-    passed. It decides for its own pods: whether another node's pod accepts is that node's matter. Replies
-    pass with their connections.
+    A FILE, or a folder, has policies and CIDR groups. They are added to those in force, or replace those of
+    the same name. The agent's policy engine decides every connection that passed according to stored flows.
+    It decides for its own pods only; the other pod's node decides there. Replies pass with their connections.
 
     \b
     Exit codes:
       0  nothing that passed would have been cut
       1  some flows would have been cut
       2  nothing can be tried: a policy is refused, or there are no flows
-      3  as 0, but of some flows it is not known
+      3  like 0, but the result for some flows is unknown
     """
     objects, notes = _objects(files)
     seen, more = _connections(_responses(since, until, input_file, hubble_socket, timeout))
@@ -118,11 +117,11 @@ def try_policies(
     return CUT if counts["cut"] else UNKNOWN if counts["unknown"] else 0
 
 
-# The policies
+# Policies to try.
 
 
 def _objects(files: Sequence[Path]) -> tuple[list[Located], list[str]]:
-    """What is tried, and what of the files is not. Raises TrialError."""
+    """Return the objects to try, and invalid ones of the files. Raises TrialError."""
     from cells.policy.explain.cluster import BadFile, read_file, read_folder
 
     found: list[Located] = []
@@ -153,13 +152,13 @@ def _selects_nodes(policy: Any) -> bool:
     return any("nodeSelector" in spec for spec in specs if isinstance(spec, dict))
 
 
-# The flows
+# Flows.
 
 
 def _responses(
     since: str | None, until: str | None, input_file: str | None, hubble_socket: Path, timeout: float
 ) -> Iterator[GetFlowsResponse]:
-    """Flows of packets that passed, and losses. Raises TrialError."""
+    """Yield flows of packets that passed, and losses. Raises TrialError."""
     from cells.hubble.codec import decode, encode
     from cells.hubble.rpc.messages import RpcError
     from cells.hubble.rpc.observer import GetFlowsResponse
@@ -215,11 +214,11 @@ PORTS: Final = {"TCP": 6, "UDP": 17, "SCTP": 132}
 TYPES: Final = {"ICMPv4": 1, "ICMPv6": 58}
 NAMES: Final = {6: "TCP", 17: "UDP", 132: "SCTP", 1: "ICMP", 58: "ICMPV6"}
 NO_PODS: Final = frozenset(range(256)) - {5}
-"""Identities of endpoints that rules for pods do not select; 5 is a pod that has no labels yet."""
+"""Identities of endpoints that pod policies do not select; 5 is a pod without labels yet."""
 
 
 def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow, Seen], list[str]]:
-    """What is decided here of the connections that flows show, and what of the flows is not tried."""
+    """Return the connections that this node decides, and the flows that are left out."""
     found: dict[TriedFlow, Seen] = {}
     lost = fragments = 0
     for response in responses:
@@ -251,7 +250,7 @@ def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow,
 
 
 def _port(l4: Layer4 | None) -> tuple[int, int] | None:
-    """Protocol and destination's port, of ICMP the type."""
+    """Return protocol and destination port; for ICMP the type."""
     for name, protocol in PORTS.items():
         if (ports := getattr(l4, name, None)) is not None:
             return protocol, ports.destination_port
@@ -262,9 +261,9 @@ def _port(l4: Layer4 | None) -> tuple[int, int] | None:
 
 
 def _decided(flow: Flow) -> Iterator[bool]:
-    """The directions in which this node's policies have let a connection pass; true is egress.
+    """Return the directions in which this node's policies allowed a connection; true is egress.
 
-    A packet that is delivered has passed both. A verdict speaks of one; of replies there is none.
+    A delivered packet has passed both. A verdict concerns one; replies have none.
     """
     from cells.hubble.enums import TraceObservationPoint, TraceReason, TrafficDirection
 
@@ -328,13 +327,13 @@ def _title(end: FlowEndpoint, address: str) -> str:
     return address if reserved.startswith("world") or not reserved else f"{reserved} ({address})"
 
 
-# What becomes of them
+# Results.
 
 
 def _tried(
     objects: Sequence[Located], flows: Sequence[TriedFlow], agent_socket: Path, timeout: float
 ) -> tuple[dict[TriedFlow, Any], bool]:
-    """The fate of each flow, and whether the node only reports denials. Raises TrialError."""
+    """Return the result for each flow, and whether the node only reports denials. Raises TrialError."""
     import msgspec
 
     found: dict[TriedFlow, Any] = {}
@@ -355,7 +354,7 @@ def _tried(
 def _grouped(
     seen: dict[TriedFlow, Seen], fates: dict[TriedFlow, Any], objects: Sequence[Located]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Flows that fare alike between the same identities, the most of them first; by fate."""
+    """Group flows with equal results and identities, the most frequent first; by result."""
     groups: dict[tuple[object, ...], list[TriedFlow]] = {}
     for flow in seen:
         fate = fates[flow]
@@ -402,7 +401,7 @@ def _time(nanoseconds: int) -> str:
 
 
 def _rule_text(rule: Any, objects: Sequence[Located]) -> str:
-    """The rule, with file and line where it is one of those that are tried."""
+    """Return the rule, with file and line if it is one of those that are tried."""
     for one in objects:
         metadata, kind = one.object["metadata"], one.object["kind"]
         namespace = "" if "Clusterwide" in kind else metadata.get("namespace") or "default"

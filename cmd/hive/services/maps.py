@@ -60,7 +60,7 @@ bpf_root_option = click.option(
     type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/sys/fs/bpf"),
     show_default=True,
-    help="Where bpffs is mounted.",
+    help="Mount point of bpffs.",
 )
 
 
@@ -71,14 +71,14 @@ def command() -> None:
 
 @command.command("list")
 @click.option(
-    "--frontends", "what", flag_value="frontends", help="Frontend slots as stored, with their numbers."
+    "--frontends", "what", flag_value="frontends", help="The stored slots of frontends, with their numbers."
 )
 @click.option("--backends", "what", flag_value="backends", help="Backends by number, with their state.")
 @click.option(
-    "--revnat", "what", flag_value="revnat", help="Addresses that replies get (reverse NAT), by number."
+    "--revnat", "what", flag_value="revnat", help="Source addresses of replies (reverse NAT), by number."
 )
 @click.option(
-    "--source-ranges", "what", flag_value="source-ranges", help="Client networks that may use a service."
+    "--source-ranges", "what", flag_value="source-ranges", help="Allowed client networks of services."
 )
 @bpf_root_option
 @agent_options

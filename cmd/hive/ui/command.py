@@ -29,7 +29,7 @@ _REDIRECT: Final = '<!doctype html><meta http-equiv="refresh" content="0;url={}"
 
 @click.command()
 @page_options
-@click.option("--stdio", is_flag=True, hidden=True, help="Answer hive cluster's questions on standard input.")
+@click.option("--stdio", is_flag=True, hidden=True, help="Answer queries of hive cluster on standard input.")
 @socket_option
 @timeout_option
 def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeout: float) -> None:

@@ -398,15 +398,17 @@ def test_an_answer_that_is_not_json_is_reported(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["endpont"], "No such command 'endpont'. Did you mean 'endpoint'?"),
-        (["status", "--sockt", "x"], "No such option"),
+        (["endpont"], "hive: no such command 'endpont'. Did you mean 'endpoint'? (see: hive --help)"),
+        (["status", "--sockt", "x"], "hive: no such option"),
         (["status", "--socket", "relative"], "expected an absolute path"),
         (["status", "--timeout", "-1"], "-1"),
         (["endpoint", "list", "-o", "xml"], "xml"),
         (["endpoint", "list", "extra"], "unexpected extra argument"),
         (["lab", "up", "--name", "No Such"], "expected up to 32 of a-z"),
         (["lab", "up", "--pods", "many"], "many"),
-        (["lab", "exec"], "Missing argument"),
+        (["lab", "exec"], "hive: missing argument"),
+        (["status", "--wait"], "(see: hive status --help)"),
+        (["endpoint", "list", "--timeout"], "(see: hive endpoint list --help)"),
         (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )

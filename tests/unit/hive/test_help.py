@@ -129,4 +129,4 @@ def test_all_help_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
         shown.append(capsys.readouterr().out)
     lines = {line for text in shown for line in text.splitlines()}
     assert [line for line in lines if len(line) > 80 and not WHOLE.match(line)] == []
-    assert "  -f, --follow                  Go on with flows as they happen." in lines
+    assert "  -f, --follow                  Continue with new flows." in lines

@@ -140,7 +140,7 @@ def test_a_hive_may_be_given_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "line"),
     [
         (["--why", "Celler"], "type Celler: nothing in hive provides it; did you mean Cellar?"),
-        (["--module", "presss"], "module presss: there is none; did you mean press?"),
+        (["--module", "presss"], "module presss: no such module; did you mean press?"),
         (["--hooks", "--unused"], "--hooks and --unused: choose one"),
         (["--hooks", "--format", "dot"], "--hooks has no --format dot: expected json"),
         (["--timeline", "--format", "dot"], "--timeline has no --format dot: expected html or json"),

@@ -122,7 +122,7 @@ def test_check_prints_the_contents_or_every_fault(capsys: pytest.CaptureFixture[
         (["inspct"], "heart: inspct: no such command; did you mean inspect? (see: heart --help)\n"),
         (["inspect", "forest"], "heart: forest: no such view; expected one of tree, settings,"),
         (["inspect", "why"], "heart: inspect why: expected a type\n"),
-        (["inspect", "tree", "beet"], "heart: module beet: there is none; did you mean beat?\n"),
+        (["inspect", "tree", "beet"], "heart: module beet: no such module; did you mean beat?\n"),
         (["completion", "csh"], "heart: completion: expected one of bash, zsh, fish\n"),
     ],
 )

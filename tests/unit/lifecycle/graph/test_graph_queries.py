@@ -54,7 +54,7 @@ def test_a_module_is_found_by_its_id_or_the_end_of_it() -> None:
 
 
 def test_a_module_that_is_not_there_brings_the_nearest_to_mind() -> None:
-    with pytest.raises(ValueError, match=r"module stor: there is none; did you mean store\?"):
+    with pytest.raises(ValueError, match=r"module stor: no such module; did you mean store\?"):
         find_module(graph(), "stor")
     twice = graph(module("inner", "Inner", module("store", "Another", provide_private(Spare))))
     with pytest.raises(ValueError, match=r"it may be agent\.store or agent\.inner\.store; give the whole id"):
