@@ -113,7 +113,7 @@ class GraphError(HiveError):
 
     @staticmethod
     def headline(name: str) -> str:
-        """The consequence of the faults."""
+        """Return the consequence of the faults."""
         return f"{name} cannot be built"
 
 
@@ -124,7 +124,7 @@ class SettingsError(GraphError):
 
     @staticmethod
     def headline(name: str) -> str:
-        """The consequence of the faults."""
+        """Return the consequence of the faults."""
         return f"{name} cannot be built from these settings"
 
 

@@ -26,7 +26,7 @@ class RefusedError(click.ClickException):
         self.status = status
 
 
-class _WrongQuestionError(RefusedError):
+class _BadRequestError(RefusedError):
     """The agent rejects the request as invalid."""
 
     exit_code = 2
@@ -143,7 +143,7 @@ def _refusal(
     elif answer.status >= http.client.INTERNAL_SERVER_ERROR:
         message = f"the agent failed: {reason}; its log has more"
     message += _asked(method, path, answer.status)
-    kind = _WrongQuestionError if answer.status == http.client.BAD_REQUEST else RefusedError
+    kind = _BadRequestError if answer.status == http.client.BAD_REQUEST else RefusedError
     return kind(message, reason, answer.status)
 
 

@@ -42,7 +42,7 @@ _WIDEST: Final = 1000
 """Columns of an error if the output is not a terminal: one line per error."""
 _MOST: Final = 10
 """Maximum number of errors shown; the others are counted."""
-_OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
+_AGENT_NOT_READY: Final = "node.cilium.io/agent-not-ready"
 """The taint of nodes without a ready agent."""
 
 
@@ -184,7 +184,7 @@ def _summary(seen: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     unmanaged = [] if known is None else sorted(key_of(one) for one in pods if key_of(one) not in known)
     errors = [*_wrong_agents(nodes, agents, namespace), *_wrong_operators(operators, namespace)]
     errors += [
-        f"node {name_of(one)}: still has the taint {_OURS_TO_FIX}" for one in seen["nodes"] if _held(one)
+        f"node {name_of(one)}: still has the taint {_AGENT_NOT_READY}" for one in seen["nodes"] if _held(one)
     ]
     errors += [f"pod {pod}: not managed: it has no CiliumEndpoint" for pod in unmanaged]
     ready_nodes = {node_of(one) for one in agents if is_ready(one)}
@@ -218,7 +218,7 @@ def _wrong_operators(operators: Sequence[Found], namespace: str) -> Iterator[str
 
 
 def _held(node: Found) -> bool:
-    return any(one.get("key") == _OURS_TO_FIX for one in node.get("spec", {}).get("taints") or ())
+    return any(one.get("key") == _AGENT_NOT_READY for one in node.get("spec", {}).get("taints") or ())
 
 
 def _has_network(pod: Found) -> bool:

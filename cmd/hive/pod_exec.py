@@ -1,7 +1,6 @@
-"""A command in a container, through the API server: the WebSocket of ``pods/exec``.
+"""Runs a command in a container through the API server: the WebSocket of ``pods/exec``.
 
-Why exec and not a port of the pod through the API server's proxy: the kubelet runs it without the pod's
-network, which is what a check tries and a policy closes.
+Unlike a port of the pod, exec works without the pod's network, which a check tests and a policy may deny.
 Source: k8s.io/apimachinery/pkg/util/remotecommand (v4.channel.k8s.io: the first byte of a message is its
 channel), k8s.io/client-go/tools/remotecommand; RFC 6455.
 """
@@ -38,11 +37,11 @@ PROTOCOL: Final = "v4.channel.k8s.io"
 IN, OUT, ERR, STATUS = 0, 1, 2, 3
 """Channels."""
 _SETTLED: Final = 1.0
-"""Seconds for a goodbye."""
+"""Timeout of the closing handshake in seconds."""
 
 
 class Executed(NamedTuple):
-    """What a command gave."""
+    """The result of a command."""
 
     code: int
     out: bytes
@@ -52,10 +51,10 @@ class Executed(NamedTuple):
 async def execute(
     client: Client, namespace: str, pod: str, container: str, command: Sequence[str], *, within: float
 ) -> Executed:
-    """Run a command without input, and collect what it prints.
+    """Run a command without input, and return its output.
 
-    Raises ApiError where it cannot be run (no such pod, no right), UnreachableError, CredentialsError,
-    MalformedError; TimeoutError after so many seconds.
+    Raises ApiError if it cannot be run (no such pod, not permitted), UnreachableError, CredentialsError,
+    MalformedError; TimeoutError after the timeout.
     """
     with anyio.fail_after(within):
         running = await Running.start(client, namespace, pod, container, command, has_input=False)
@@ -66,7 +65,7 @@ async def execute(
 
 
 class Running:
-    """A command in a container, and what it has printed that is not read yet."""
+    """A running command in a container, with its unread output."""
 
     def __init__(self, socket: _Socket) -> None:
         self._socket = socket
@@ -84,7 +83,7 @@ class Running:
         *,
         has_input: bool,
     ) -> Running:
-        """Start it. Raises what execute() does, but for the time."""
+        """Start it. Raises what execute() does, except TimeoutError."""
         stream, before, headers = await client.upgrade()
         target = f"{before}/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/exec"
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
@@ -108,9 +107,9 @@ class Running:
         return running
 
     async def answer_to(self, line: bytes) -> bytes:
-        """Give it a line, and read the line that it prints next.
+        """Write a line, and return the next line of output.
 
-        Raises UnreachableError, with what it printed to stderr, where it ended; MalformedError, ApiError.
+        Raises UnreachableError, with its stderr, if it has ended; MalformedError, ApiError.
         """
         with _as_kubernetes_errors():
             await self._socket.send(BytesMessage(bytes((IN,)) + line + b"\n"))
@@ -136,7 +135,7 @@ class Running:
         await self._socket.aclose()
 
     async def _read(self) -> CloseConnection | None:
-        """Take in an event; the one that ends it is returned."""
+        """Process an event; return the one that ends the command."""
         event = await self._socket.receive()
         if isinstance(event, BytesMessage):
             data = bytes(event.data)
@@ -183,7 +182,7 @@ class _Socket:
         await self._stream.aclose()
 
     async def receive(self) -> Event:
-        """The next event. Raises UnreachableError at the end of the stream."""
+        """Return the next event. Raises UnreachableError at the end of the stream."""
         while not self._events:
             data = await self._stream.receive()
             if not data:
@@ -194,7 +193,7 @@ class _Socket:
 
 
 async def _accepted(socket: _Socket) -> None:
-    """Raises ApiError where the server refuses."""
+    """Check the server's handshake. Raises ApiError if it refuses."""
     status, body = 0, b""
     while True:
         event = await socket.receive()
@@ -213,7 +212,7 @@ async def _accepted(socket: _Socket) -> None:
 
 
 def _executed(out: bytes, err: bytes, status: bytes, closed: CloseConnection) -> Executed:
-    """By the Status that ends it. Raises MalformedError, ApiError."""
+    """Return the result from the final Status. Raises MalformedError, ApiError."""
     if not status:
         raise UnreachableError(
             f"the server ended the command without its status: {closed.reason or closed.code}"

@@ -1,6 +1,6 @@
-"""Takes out of what a bundle holds whatever may be a secret: objects, documents in JSON, logs.
+"""Removes possible secrets from the content of a bundle: objects, JSON documents, logs.
 
-Why: a bundle is sent to others. Better too little than a password: what looks like one goes.
+Bundles are sent to others, so texts that look like a secret are removed, too.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 HIDDEN: Final = "(hidden)"
-"""As settings that are secret are shown."""
+"""The replacement of secrets, as in settings."""
 _SECRET_KEY: Final = re.compile(
     r"pass(word|wd|phrase)|secret|token|credential|authori[sz]ation|api[-_]?key|private[-_]?key|(^|[-_])psk$|"
     r"(^|[-_.])key[-_]?data$|client[-_]key|cookie|kubeconfig$",
     re.IGNORECASE,
 )
-"""Names of fields and variables, a text of which is left out."""
+"""Names of fields and variables with values that are removed."""
 _HARMLESS_KEY: Final = re.compile(
     r"(name|namespace|ref|path|file|type|kind|version|count|expiration|seconds|mount)s?$|^automount",
     re.IGNORECASE,
 )
-"""Names that only point to a secret, or count."""
+"""Names of fields that only refer to a secret, or count."""
 _TEXTS: Final = (
     (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
@@ -41,12 +41,12 @@ _TEXTS: Final = (
 )
 _OUR_DOMAINS: Final = re.compile(r"(^|\.)(cilium\.io|kubernetes\.io|k8s\.io)/")
 _MAPS: Final = "kernel/maps/"
-"""What files of entries of BPF maps begin with: up to millions of numbers and addresses."""
+"""Prefixes of files with entries of BPF maps: up to millions of numbers and addresses."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def redacted(value: Any) -> Any:
-    """A document without secrets: by names of fields, by what texts look like, by what fields are for."""
+    """Return a document without secrets: by names of fields, by the form of texts, by the use of fields."""
     if isinstance(value, dict):
         return {key: _field(str(key), one) for key, one in value.items()}
     if isinstance(value, list):
@@ -55,14 +55,14 @@ def redacted(value: Any) -> Any:
 
 
 def redacted_text(text: str) -> str:
-    """A text without keys, tokens and passwords."""
+    """Return a text without keys, tokens and passwords."""
     for pattern, instead in _TEXTS:
         text = pattern.sub(instead, text)
     return text
 
 
 def redacted_file(name: str, content: bytes) -> bytes:
-    """A file of a bundle: documents in JSON by their fields, others as text; entries of maps are numbers."""
+    """Redact a file of a bundle: JSON documents by their fields, others as text; map entries unchanged."""
     if _MAPS in name:
         return content
     try:
@@ -102,7 +102,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Without any text, but what points to a secret's place."""
+    """Replace all texts, except references to a secret."""
     if isinstance(value, dict):
         return {
             key: redacted(one) if _HARMLESS_KEY.search(str(key)) else _hidden(one)
@@ -114,7 +114,7 @@ def _hidden(value: Any) -> Any:
 
 
 def _arguments(words: list[Any]) -> Iterator[Any]:
-    """A command line, where a flag's value may be the next word."""
+    """Redact a command line, in which a flag's value may be the next word."""
     flag = False
     for word in words:
         yield HIDDEN if flag and not str(word).startswith("-") else redacted(word)
@@ -123,17 +123,17 @@ def _arguments(words: list[Any]) -> Iterator[Any]:
 
 
 def _annotation(name: str, text: Any) -> Any:
-    """Those of Kubernetes and Cilium; of others nothing is known."""
+    """Return annotations of Kubernetes and Cilium; hide others."""
     return redacted(text) if _OUR_DOMAINS.search(name) else HIDDEN
 
 
 def _variable(one: Any) -> Any:
-    """A variable of a container's environment: its name, and where it comes from."""
+    """Redact a container's environment variable: only its name and source stay."""
     return {**redacted(one), "value": HIDDEN} if isinstance(one, dict) and "value" in one else redacted(one)
 
 
 def _header(one: Any) -> Any:
-    """A header of HTTP in a rule: its name."""
+    """Redact an HTTP header in a rule: only its name stays."""
     if isinstance(one, str):
         return f"{re.split(r'[ :]', one, maxsplit=1)[0]} {HIDDEN}"
     return {**redacted(one), "value": HIDDEN} if isinstance(one, dict) and "value" in one else redacted(one)

@@ -1,4 +1,4 @@
-"""Requests to end, for commands that make something and remove it again."""
+"""Termination signals, for commands that create something and remove it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TO_END: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like ctrl-C does, so that what was started is cleared away."""
+    """Make SIGTERM and SIGHUP raise like ctrl-C, so that cleanups run."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -28,7 +28,7 @@ def orderly() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore requests to end while the block clears away."""
+    """Ignore termination signals while the block cleans up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_END}
     try:
         yield

@@ -1,4 +1,4 @@
-"""The few system calls about namespaces and mounts that Python 3.11 does not have.
+"""System calls about namespaces and mounts that Python 3.11 lacks.
 
 Source: unshare(2), setns(2), mount(2), umount2(2), statfs(2), netdevice(7).
 """
@@ -47,12 +47,12 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move the calling thread into fresh namespaces. Raises OSError."""
+    """Move the calling thread into new namespaces. Raises OSError."""
     _check(_libc().unshare(ctypes.c_int(flags)), f"unshare 0x{flags:x}")
 
 
 def setns(fd: int, flags: int = 0) -> None:
-    """Move the calling thread into the namespace `fd` refers to. Raises OSError."""
+    """Move the calling thread into the namespace of `fd`. Raises OSError."""
     _check(_libc().setns(ctypes.c_int(fd), ctypes.c_int(flags)), "setns")
 
 
@@ -74,14 +74,14 @@ def unmount(target: Path | str, flags: int = 0) -> None:
 
 
 def filesystem_type(path: Path | str) -> int:
-    """The f_type of the filesystem a path is on, see statfs(2). Raises OSError."""
+    """Return the f_type of a path's filesystem, see statfs(2). Raises OSError."""
     answer = (ctypes.c_long * 32)()
     _check(_libc().statfs(os.fsencode(path), ctypes.byref(answer)), f"statfs {path}")
     return answer[0] & 0xFFFFFFFF
 
 
 def set_loopback_up() -> None:
-    """Set ``lo`` up in the caller's network namespace: a fresh one has it down."""
+    """Set ``lo`` up in the current network namespace, since new ones have it down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, _IFREQ_FLAGS.pack(b"lo", 0))
         _, flags = _IFREQ_FLAGS.unpack(answer)

@@ -47,7 +47,7 @@ class TableChange(msgspec.Struct, frozen=True):
 
 
 def tables_info(tables: Tables) -> list[TableInfo]:
-    """Every table, by name."""
+    """Return every table, by name."""
     return [
         TableInfo(table.name, len(table), table.revision, table.initialized, table.uninitialized_by)
         for table in tables.all()
@@ -55,7 +55,7 @@ def tables_info(tables: Tables) -> list[TableInfo]:
 
 
 async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
-    """The rows of a Snapshot, in slices, with yields to the event loop."""
+    """Yield the rows of a Snapshot, in slices, with yields to the event loop."""
     part: list[TableRow] = []
     time_slice = TimeSlice()
     for key, row, revision in found:
@@ -69,7 +69,7 @@ async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[lis
 
 
 def changed(change: Change[Any, Any]) -> TableChange:
-    """A change as plain data."""
+    """Return a change as plain data."""
     row = change.old if change.deleted else change.row
     return TableChange(change.revision, plain(change.key), plain(row), change.deleted)
 
@@ -94,7 +94,7 @@ class Follower:
     async def follow(
         self, table: ReadTable[Any, Any], quiet: float | None = None
     ) -> AsyncGenerator[list[TableChange], None]:
-        """All rows, then their changes, in batches; an empty batch after the given quiet seconds."""
+        """Yield all rows, then their changes, in batches; an empty batch after the given quiet seconds."""
         held = table.snapshot()
         changes = table.changes(held.revision)
         self._watched.add(changes)

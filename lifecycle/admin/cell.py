@@ -35,7 +35,7 @@ class AdminSettings(Settings, frozen=True):
 
 
 def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
-    """The module ``admin``: commands over a unix socket, its own and those that cells contribute.
+    """Return the module ``admin``: commands over a unix socket, its own and those that cells contribute.
 
     The socket is that of AdminSettings, unless `socket`, a constructor with any dependencies, returns
     another.

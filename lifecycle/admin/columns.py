@@ -18,7 +18,7 @@ _BELOW = "    "
 
 
 def columns_of(found: Iterable[Mapping[str, str]]) -> list[str]:
-    """All names that occur, in order."""
+    """Return all names that occur, in order."""
     return list(dict.fromkeys(name for record in found for name in record))
 
 
@@ -67,11 +67,11 @@ class Columns:
         return sum(self._widths) + len(_GAP) * (len(self._widths) - 1) - width
 
     def header(self) -> str:
-        """The header in upper case."""
+        """Return the header in upper case."""
         return self._line([name.upper() for name in self._names])
 
     def line(self, record: Mapping[str, str]) -> str:
-        """The cells of a record."""
+        """Return the cells of a record."""
         return self._line([record.get(name, "") for name in self._names])
 
     def _line(self, cells: Sequence[str]) -> str:
@@ -110,7 +110,7 @@ def left_out_note(names: Sequence[str], more: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -> Iterator[str]:
-    """A text in lines of this width, if given, each after ``indent``."""
+    """Yield a text in lines of this width, if given, each after ``indent``."""
     if width is None:
         yield f"{indent}{text}\n"
         return
@@ -121,7 +121,7 @@ def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -
 
 
 def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
-    """A header in upper case and a line for each record; each column as wide as its widest cell."""
+    """Return a header in upper case and a line for each record; each column as wide as its widest cell."""
     table = Columns(columns)
     for record in found:
         table.measure(record)

@@ -69,7 +69,7 @@ class TableHistory:
             self._next.cancel()
 
     def all(self) -> list[Moment]:
-        """All moments, the oldest first."""
+        """Return all moments, the oldest first."""
         return list(self._moments)
 
     def moments(self, what: str) -> list[Moment]:
@@ -81,7 +81,7 @@ class TableHistory:
         return self.all()
 
     def at(self, text: str) -> Moment:
-        """The moment of a number, or the last one that is at least as old as a duration.
+        """Return the moment of a number, or the last one that is at least as old as a duration.
 
         Raises CommandError.
         """

@@ -40,7 +40,7 @@ def plain(value: object) -> object:
 
 
 def text(value: object) -> str:
-    """A value of plain() in one cell of a table: lists with commas, mappings as JSON, empty values as
+    """Return a value of plain() in one cell of a table: lists with commas, mappings as JSON, empty values as
     nothing.
     """
     match value:

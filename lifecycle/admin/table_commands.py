@@ -210,7 +210,10 @@ class TableCommands(Commands):
             raise CommandError(str(error)) from None
 
     def _seen(self, given: Arguments) -> Snapshot[Any, Any]:
-        """The table of the first word as it is, or was at the moment of ``--at``. Raises CommandError."""
+        """Return the table of the first word as it is, or was at the moment of ``--at``.
+
+        Raises CommandError.
+        """
         name, at = given.words[0], given.flags["at"]
         if not at:
             return self._table(name).snapshot()
@@ -222,7 +225,10 @@ class TableCommands(Commands):
         return found
 
     async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
-        """The rows that match the second word by key, or by their value of an index; in order of keys."""
+        """Return the rows that match the second word by key, or by their value of an index.
+
+        In order of keys.
+        """
         name, wanted = given.words
         held, time_slice = self._seen(given), TimeSlice()
         searched = held if given.flags["at"] else self._table(name)
@@ -265,7 +271,7 @@ async def _print(state: State, given: Arguments, found: Sequence[Item]) -> None:
 
 
 async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, None]:
-    """The rows as JSON or YAML, in slices."""
+    """Yield the rows as JSON or YAML, in slices."""
     first = True
     async with aclosing(rows(found)) as slices:
         async for part in slices:
@@ -283,7 +289,7 @@ async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, No
 async def _table(
     found: Sequence[Item], columns: Sequence[str], width: int | None
 ) -> AsyncGenerator[str, None]:
-    """The rows under the names of their fields, in slices; requested columns are never left out."""
+    """Yield the rows under the names of their fields, in slices; requested columns are never left out."""
     records, time_slice = await _records(found), TimeSlice()
     known: dict[str, None] = {}
     for record in records:
@@ -360,7 +366,7 @@ async def _sorted(found: Iterable[Item]) -> list[Item]:
 
 
 def _record(row: TableRow) -> dict[str, str]:
-    """The fields of a row by name, with its key if that is not a field."""
+    """Return the fields of a row by name, with its key if that is not a field."""
     if not isinstance(row.obj, dict):
         return {"key": text(row.key), "value": text(row.obj)}
     fields = {str(name).lower(): text(value) for name, value in row.obj.items()}

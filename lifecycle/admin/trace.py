@@ -37,7 +37,7 @@ class TraceLine(msgspec.Struct, frozen=True, omit_defaults=True):
 async def trace_lines(
     history: TableHistory, tables: Tables, names: Sequence[str]
 ) -> AsyncGenerator[str, None]:
-    """All moments, one JSON object a line: all rows of the first one, then changes.
+    """Yield all moments, one JSON object a line: all rows of the first one, then changes.
 
     Of the tables in `names`, or of all writable tables. Raises CommandError.
     """
@@ -63,7 +63,7 @@ def _changed(before: Snapshot[Any, Any] | None, now: Snapshot[Any, Any]) -> Sequ
 
 
 def _encoded(row: object, name: str) -> object:
-    """A row in JSON's types, so that decoded() returns the same row: bytes as base64, other types as text."""
+    """Return a row in JSON's types, the inverse of decoded(): bytes as base64, other types as text."""
     try:
         return msgspec.to_builtins(row, str_keys=True, enc_hook=plain)
     except (TypeError, ValueError) as error:

@@ -53,7 +53,7 @@ def write_commands(hive: Hive) -> Commands:
 
 
 def writable(hive: Hive, name: str) -> Table[Any, Any]:
-    """The table of this name. Raises CommandError if there is none or it is derived."""
+    """Return the table of this name. Raises CommandError if there is none or it is derived."""
     try:
         table = hive.tables.get(name)
     except LookupError as error:
@@ -64,7 +64,10 @@ def writable(hive: Hive, name: str) -> Table[Any, Any]:
 
 
 def row_type(hive: Hive, table: Table[Any, Any]) -> object:
-    """The type of the rows, from the hint of the table's constructor. Raises CommandError without one."""
+    """Return the type of the rows, from the hint of the table's constructor.
+
+    Raises CommandError without one.
+    """
     args = typing.get_args(hive.key_of(table))
     if not args:
         raise CommandError(
@@ -89,7 +92,7 @@ def _rows(page: str, file: str, kind: object) -> Iterator[object]:
 
 
 def decoded(row: object, kind: object) -> object:
-    """A row of this type, from input of users or of db/trace. Raises ValueError, one line."""
+    """Return a row of this type, from input of users or of db/trace. Raises ValueError, one line."""
     try:
         return msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
     except TypeError as error:  # an ambiguous union in the type

@@ -91,7 +91,7 @@ def _update(file: str, source: str) -> int:
 
 
 def _golden(graph: Graph) -> Graph:
-    """The graph without fields that change at every edit or differ between machines, for version control."""
+    """Return the graph for version control, without fields that change at every edit or between machines."""
 
     def placed(node: ConstructorInfo | InvokeInfo) -> msgspec.Struct:
         return msgspec.structs.replace(node, file=os.path.basename(node.file), line=0)  # noqa: PTH119  # any text
@@ -106,7 +106,7 @@ def _is_file(source: str) -> bool:
 
 
 def _graph(source: str) -> Graph:
-    """The graph in a file, or of a hive with its defaults, without variables and flags."""
+    """Return the graph in a file, or of a hive with its defaults, without variables and flags."""
     if not _is_file(source):
         hive = hive_at(source)
         try:

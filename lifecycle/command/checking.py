@@ -30,7 +30,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} is sound: {self.constructors} constructors{hooks}"
 
     def json(self) -> str:
-        """One JSON object."""
+        """Return one JSON object."""
         return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)
 
 
@@ -57,7 +57,7 @@ def check_all(hive: Hive) -> Verdict:
 
 
 def faulty(hive: Hive, error: HiveError) -> Verdict:
-    """The verdict from the error of a check."""
+    """Return the verdict from the error of a check."""
     faults: tuple[FaultInfo, ...]
     if isinstance(error, SettingsError):
         faults = tuple(FaultInfo(one.kind, one.text, one.details, (), one.lacks) for one in error.faults)

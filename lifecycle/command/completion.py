@@ -49,7 +49,7 @@ SHELLS: dict[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def script(shell: str, name: str) -> str:
-    """The script that `shell` sources for a command of that name."""
+    """Return the script that `shell` sources for a command of that name."""
     function = re.sub(r"\W", "_", name) + "_complete"
     return SHELLS[shell].replace("FUNCTION", function).replace("NAME", name)
 

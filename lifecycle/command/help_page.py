@@ -15,7 +15,7 @@ _NARROWEST, _WIDEST = 40, 100
 
 
 def page(hive: Hive, commands: Mapping[str, str], *, version: bool) -> str:
-    """The page, as wide as the terminal."""
+    """Return the page, as wide as the terminal."""
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     lines = [f"Usage: {hive.name} [COMMAND] [--SETTING=VALUE]...", ""]
     lines += ["Commands:", *(line for name, text in commands.items() for line in _row(name, text, width))]
@@ -56,7 +56,7 @@ def _text(option: Option) -> str:
 
 
 def _row(name: str, text: str, width: int) -> Iterator[str]:
-    """A name and its text in two columns; the text is below a long name."""
+    """Yield a name and its text in two columns; the text is below a long name."""
     indent = " " * _COLUMN
     lines = textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

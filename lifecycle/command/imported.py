@@ -18,7 +18,7 @@ EXPECTED = "expected package.module:name, which names a Hive, a Cell, or a funct
 
 
 def hive_at(source: str) -> Hive:
-    """The hive that ``package.module:name`` names; for a Cell, a hive of that cell alone.
+    """Return the hive that ``package.module:name`` names; for a Cell, a hive of that cell alone.
 
     It is not started.
 
@@ -52,7 +52,7 @@ def hive_at(source: str) -> Hive:
 
 
 def _result(source: str, function: Callable[..., object]) -> object:
-    """The result of a function without arguments."""
+    """Return the result of a function without arguments."""
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -69,7 +69,7 @@ def _result(source: str, function: Callable[..., object]) -> object:
 
 
 def _raised(error: Exception) -> str:
-    """The error in one line, with the innermost place in the source; a syntax error has its own."""
+    """Return the error in one line, with the innermost place in the source; a syntax error has its own."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<")]
     place = f" at {Place(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
     text = " ".join(str(error).split())

@@ -199,7 +199,7 @@ def _completion(hive: Hive, words: Sequence[str], version: str) -> int:
 
 
 def _view(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the first flag, and the rest."""
+    """Return the words before the first flag, and the rest."""
     count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:count]), list(words[count:])
 

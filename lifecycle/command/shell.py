@@ -104,7 +104,7 @@ class _Connection:
         return True
 
     def ask(self, line: str) -> Iterator[str]:
-        """The lines of an answer, and FAILED at the end of a failure. Raises HiveError."""
+        """Yield the lines of an answer, and FAILED at the end of a failure. Raises HiveError."""
         try:
             self._socket.sendall(f"{line}\n".encode())
             for text in self._lines:

@@ -35,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def diff(before: Parts, after: Parts) -> list[Change]:
-    """All changes, kind by kind, in the order of the graphs. Source places are not compared."""
+    """Return all changes, kind by kind, in the order of the graphs. Source places are not compared."""
     changes = []
     for kind in KINDS:
         old, new = _by_id(getattr(before, kind)), _by_id(getattr(after, kind))

@@ -101,7 +101,7 @@ def _nested(
     invoked: Callable[[InvokeInfo], str],
     end: str,
 ) -> Iterator[str]:
-    """The modules, nested and indented, with their contents."""
+    """Yield the modules, nested and indented, with their contents."""
     children = defaultdict(list)
     for module in graph.modules:
         children[module.parent].append(module)

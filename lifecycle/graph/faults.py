@@ -29,7 +29,7 @@ class Marks:
                     self._words[node][WORDS.get(fault.kind, fault.kind)] = None
 
     def of(self, node: str) -> list[str]:
-        """The faults of the constructor or invoked function itself, in a word or two each."""
+        """Return the faults of the constructor or invoked function itself, in a word or two each."""
         return list(self._words.get(node, ()))
 
     @property

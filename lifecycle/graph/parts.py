@@ -128,5 +128,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.constructors, *self.invokes)
 
     def json(self) -> str:
-        """One JSON object: version, name and an array for each kind, as graph_schema() describes."""
+        """Return one JSON object: version, name and an array for each kind, as graph_schema() describes."""
         return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)

@@ -15,7 +15,7 @@ G = TypeVar("G", bound=Parts)
 
 
 def find_module(graph: Parts, text: str) -> str:
-    """The full id of the module that `text` names: ``agent.ipam`` or, if that is unambiguous, ``ipam``.
+    """Return the full id of the module named ``agent.ipam`` or, if that is unambiguous, ``ipam``.
 
     Raises ValueError("one line") if none or more than one matches.
     """
@@ -30,7 +30,7 @@ def find_module(graph: Parts, text: str) -> str:
 
 
 def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
-    """The providers of the type that `text` names; also by name or id of a constructor.
+    """Return the providers of the type that `text` names; also by name or id of a constructor.
 
     Raises ValueError("one line") if there is none.
     """
@@ -45,7 +45,7 @@ def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
 
 
 def only(graph: G, module: str) -> G:
-    """The module and the modules inside it, with the constructors at the other end of their edges."""
+    """Return the module and the modules inside it, with the constructors at the other end of their edges."""
     parents = {one.id: one.parent for one in graph.modules}
     if module not in parents:
         raise ValueError(f"module {module}: no such module")
@@ -84,7 +84,7 @@ def only(graph: G, module: str) -> G:
 
 
 def why(graph: Parts, target: str) -> list[list[Edge]]:
-    """The shortest chain of dependencies from each invoked function to the constructor `target`.
+    """Return the shortest chain of dependencies from each invoked function to the constructor `target`.
 
     Shortest first. If nothing invoked needs it, the chains from constructors that nothing else needs.
     """
@@ -113,7 +113,7 @@ def _chain(towards: dict[str, Edge | None], start: str) -> list[Edge]:
 
 
 def circles(graph: Parts) -> list[Circle[Edge]]:
-    """The circles of a graph, largest first, each with the edges that tie it."""
+    """Return the circles of a graph, largest first, each with the edges that tie it."""
     modules = {node.id: node.module for node in graph.nodes}
     return circles_of((modules[edge.source], modules[edge.target], edge) for edge in graph.edges)
 

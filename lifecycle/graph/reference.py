@@ -39,7 +39,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def sections(*cells: Cell) -> list[Section]:
-    """Every settings struct of the cells, in order. Builds nothing and reads no settings."""
+    """Return every settings struct of the cells, in order. Builds nothing and reads no settings."""
     found: dict[Group, Section] = {}
     pending: list[tuple[Cell, str, str]] = [(cell, "", "") for cell in reversed(cells)]
     while pending:
@@ -54,7 +54,7 @@ def sections(*cells: Cell) -> list[Section]:
 
 
 def json_schema(found: Iterable[Section], title: str) -> str:
-    """The schema of an object with all these settings, as JSON text."""
+    """Return the schema of an object with all these settings, as JSON text."""
     from lifecycle.settings.schema import schema
 
     options = [option for section in found for option in section.options]
@@ -62,7 +62,7 @@ def json_schema(found: Iterable[Section], title: str) -> str:
 
 
 def markdown(found: Sequence[Section], title: str, introduction: str, sources: Sources) -> str:
-    """A page with a table for each struct, the sources of settings, and the syntax of the types in use."""
+    """Return a page with a table for each struct, the sources of settings, and the syntax of types."""
     lines = [f"# {title}", "", introduction, "", *_places(sources), ""]
     lines += ["| type | written as |", "|---|---|", *_syntax(found), ""]
     for section in found:
@@ -98,7 +98,7 @@ def _syntax(found: Iterable[Section]) -> Iterator[str]:
 
 
 def _words(kind: object) -> Iterator[str]:
-    """The types inside a type, by the words of the table."""
+    """Yield the types inside a type, by the words of the table."""
     wanted, optional = values.bare(kind)
     if optional:
         yield "optional"

@@ -16,12 +16,12 @@ __all__ = ["graph_schema", "timeline_schema"]
 
 
 def graph_schema() -> dict[str, Any]:
-    """The schema of Graph.json()."""
+    """Return the schema of Graph.json()."""
     return _schema(value.Graph, parts.VERSION)
 
 
 def timeline_schema() -> dict[str, Any]:
-    """The schema of Timeline.json()."""
+    """Return the schema of Timeline.json()."""
     return _schema(timeline.Timeline, timeline.VERSION)
 
 

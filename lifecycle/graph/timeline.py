@@ -41,16 +41,19 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by name that the hive adds up, such as an agent's bootstrap scopes; some overlap."""
 
     def json(self) -> str:
-        """One JSON object; timeline_schema() describes it."""
+        """Return one JSON object; timeline_schema() describes it."""
         return msgspec.json.encode(self).decode()
 
     def of(self, kind: Step) -> dict[str, Span]:
-        """The steps of one kind by id; for a hook that started twice, the later one."""
+        """Return the steps of one kind by id; for a hook that started twice, the later one."""
         return {span.id: span for span in self.spans if span.kind == kind}
 
 
 def timeline_of(graph: Parts, profile: Profile) -> Timeline:
-    """The timings of `profile` with the ids of `graph`. Steps without a node in the graph are left out."""
+    """Return the timings of `profile` with the ids of `graph`.
+
+    Steps without a node in the graph are left out.
+    """
     named = _names(graph)
     seen: dict[tuple[str, ...], int] = defaultdict(int)
     spans = []
@@ -88,7 +91,7 @@ def held_by(graph: Parts, timeline: Timeline) -> dict[str, str]:
 
 
 def critical_path(graph: Parts, timeline: Timeline) -> list[str]:
-    """The hooks that determined the duration of the start, each held by the one before."""
+    """Return the hooks that determined the duration of the start, each held by the one before."""
     started, held = timeline.of("start"), held_by(graph, timeline)
     if not started:
         return []

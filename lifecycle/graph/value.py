@@ -50,7 +50,7 @@ class Graph(Parts, frozen=True, kw_only=True):
         return dot(self)
 
     def mermaid(self) -> str:
-        """A Mermaid flowchart: a subgraph for each module, edges from constructors to dependencies."""
+        """Return a Mermaid flowchart: a subgraph for each module, edges from constructors to dependencies."""
         from lifecycle.graph.drawings import mermaid
 
         return mermaid(self)
@@ -58,7 +58,9 @@ class Graph(Parts, frozen=True, kw_only=True):
     def html(
         self, timeline: "Timeline | None" = None, health: "Mapping[str, tuple[str, str]] | None" = None
     ) -> str:
-        """One page that needs no network: pan, zoom, search, click; with `timeline`, the start as a chart.
+        """Return one page that needs no network: pan, zoom, search, click.
+
+        With `timeline`, the start as a chart.
 
         `health` has level (ok, degraded, ...) and message by module or a part of one, and sets its colour.
         """
@@ -67,7 +69,7 @@ class Graph(Parts, frozen=True, kw_only=True):
         return page(self, timeline, health)
 
     def only(self, module: str) -> "Graph":
-        """The module of this full id with the modules inside it, and constructors one edge away.
+        """Return the module of this full id with the modules inside it, and constructors one edge away.
 
         Raises ValueError if there is no such module.
         """
@@ -103,7 +105,7 @@ def graph_of(
     settings: list[Setting],
     unset: Collection[Constructor] = (),
 ) -> Graph:
-    """The graph of what was built: edges are read from the providers that ran.
+    """Return the graph of what was built: edges are read from the providers that ran.
 
     What is needed but not built because settings are `unset` counts as built.
     """
@@ -126,7 +128,7 @@ def graph_of(
 
 
 def faulty_graph(resolution: Resolution, faults: Iterable[Fault], settings: list[Setting]) -> Graph:
-    """The graph of a hive that cannot be built, with its faults; `built` marks what would be built."""
+    """Return the graph of a hive that cannot be built, with its faults; `built` marks what would be built."""
     ids = _ids(resolution)
     edges = ((node, need, name) for node in resolution.nodes for name, need in node.needs.items())
     graph = _graph(resolution, ids, set(resolution.order()), edges, settings)
@@ -230,7 +232,7 @@ def _ids(resolution: Resolution) -> dict[Constructor, str]:
 
 
 def page_part(name: str) -> str:
-    """A file of the page of a graph, such as ``look.css`` or ``elements.js``, for pages in the same style.
+    """Return a file of the page, such as ``look.css`` or ``elements.js``, for pages in the same style.
 
     Raises FileNotFoundError.
     """

@@ -41,7 +41,7 @@ def show(
     width: int = WIDTH,
     as_json: bool = False,
 ) -> str:
-    """A view of the graph; of a module, or for ``why`` of a type. Raises ValueError("one line")."""
+    """Return a view of the graph; of a module, or for ``why`` of a type. Raises ValueError("one line")."""
     if view not in VIEWS:
         raise ValueError(f"{view}: no such view; expected one of {', '.join(VIEWS)}")
     if more or (view == "why" and not name):
@@ -126,7 +126,7 @@ def _settings(_graph: Graph, found: Sequence[SettingInfo], paint: Paint, _width:
 
 
 def _hooks(graph: Graph, found: Sequence[HookInfo], paint: Paint, width: int) -> Iterator[str]:
-    """The hooks in a possible order of the start, numbered as in the whole graph."""
+    """Yield the hooks in a possible order of the start, numbered as in the whole graph."""
     numbers = {hook.id: number for number, hook in enumerate(graph.hooks, 1)}
     by_id = {hook.id: hook for hook in graph.hooks}
     waits = _direct_waits(graph.hooks)
@@ -164,7 +164,7 @@ def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, width
 
 
 def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:
-    """Each circle with its modules and the edges that tie it."""
+    """Yield each circle with its modules and the edges that tie it."""
     nodes = {one.id: one for one in graph.nodes}
     for circle in found:
         yield paint(f"{len(circle.modules)} modules need each other:", "missing")
@@ -179,7 +179,7 @@ def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: i
 
 
 def _why(graph: Graph, node: ConstructorInfo, chains: Sequence[Sequence[Any]], paint: Paint) -> Iterator[str]:
-    """The place of a constructor, and the chains of dependencies to it."""
+    """Yield the place of a constructor, and the chains of dependencies to it."""
     nodes = {one.id: one for one in graph.nodes}
     roots = {root.id for root in graph.invokes}
     yield f"{paint(_named(node), 'name')} at {_place(node)}"

@@ -18,7 +18,7 @@ Meaning = Mapping[object, object]
 
 
 def class_of(call: object) -> type | None:
-    """The class that a call instantiates: Box for ``Box`` and ``Box[int]``; None for a function."""
+    """Return the class that a call instantiates: Box for ``Box`` and ``Box[int]``; None for a function."""
     if isinstance(call, type):
         return call
     kind = typing.get_origin(call)
@@ -26,14 +26,14 @@ def class_of(call: object) -> type | None:
 
 
 def open_variables(key: object) -> tuple[object, ...]:
-    """The type variables in a key without a value."""
+    """Return the type variables in a key without a value."""
     if isinstance(key, typing.TypeVar):
         return (key,)
     return () if isinstance(key, type) else getattr(key, "__parameters__", ())
 
 
 def filled_in(hints: dict[str, Any], call: object, owner: type) -> dict[str, Any]:
-    """The hints of a method of `owner`, with type variables replaced as in `call`."""
+    """Return the hints of a method of `owner`, with type variables replaced as in `call`."""
     if not any(map(open_variables, hints.values())):
         return hints
     meaning = _meanings(call).get(owner, {})
@@ -41,7 +41,7 @@ def filled_in(hints: dict[str, Any], call: object, owner: type) -> dict[str, Any
 
 
 def _meanings(call: object) -> dict[type, Meaning]:
-    """The values of type variables in a class and in each of its bases."""
+    """Return the values of type variables in a class and in each of its bases."""
     meanings: dict[type, Meaning] = {}
     pending: list[tuple[object, Meaning]] = [(call, {})]
     while pending:

@@ -51,7 +51,10 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def key_of(hint: object) -> Key:
-    """The key of a hint: keeps Named and Member, drops other annotations; equal hints have equal keys."""
+    """Return the key of a hint: keeps Named and Member, drops other annotations.
+
+    Equal hints have equal keys.
+    """
     if isinstance(hint, type) or hint is None:  # fast path
         return type(None) if hint is None else hint
     hint = unaliased(hint)
@@ -71,7 +74,7 @@ def key_of(hint: object) -> Key:
 
 
 def unaliased(hint: object) -> object:
-    """The type behind an alias ``type X = ...``; any other hint unchanged. Source: PEP 695."""
+    """Return the type behind an alias ``type X = ...``; any other hint unchanged. Source: PEP 695."""
     while True:
         alias: Any = typing.get_origin(hint) or hint
         if type(alias).__name__ != "TypeAliasType":  # typing's from 3.12 on, or typing_extensions'
@@ -102,7 +105,7 @@ def _annotated(key: Key, marks: Iterable[object]) -> Key:
 
 
 def plain(key: Key) -> Key:
-    """The key without name and membership."""
+    """Return the key without name and membership."""
     return typing.get_args(key)[0] if typing.get_origin(key) is Annotated else key
 
 
@@ -120,7 +123,7 @@ def member_of(key: Key) -> Key | None:
 
 
 def type_name(key: object) -> str:
-    """The short name of a key for messages: ``Table[int, Device]``, ``int named 'http'``."""
+    """Return the short name of a key for messages: ``Table[int, Device]``, ``int named 'http'``."""
     if isinstance(key, type):  # fast path
         return _CALLED.get(key) or key.__qualname__.rpartition("<locals>.")[2]
     args, origin = typing.get_args(key), typing.get_origin(key)
@@ -145,7 +148,7 @@ def call_it(key: type, name: str) -> None:
 
 
 def hint_text(key: Key) -> str:
-    """A key as written in a hint: ``Annotated[int, Named('http')]``."""
+    """Return a key as written in a hint: ``Annotated[int, Named('http')]``."""
     if typing.get_origin(key) is not Annotated:
         return type_name(key)
     args = typing.get_args(key)
@@ -162,7 +165,7 @@ def _marked(text: str, marks: Iterable[object], form: str) -> str:
 
 
 def full_name(key: object) -> str:
-    """The name of a key with its module and function, to distinguish types of one name."""
+    """Return the name of a key with its module and function, to distinguish types of one name."""
     kind = origin_class(key) or key
     around = getattr(kind, "__qualname__", "").rpartition("<locals>.")[0].replace("<locals>.", "")
     module = getattr(kind, "__module__", None)
@@ -170,7 +173,7 @@ def full_name(key: object) -> str:
 
 
 def origin_class(key: object) -> type | None:
-    """The class of a key: Table for ``Table[int, Device]``; None if there is none (a NewType)."""
+    """Return the class of a key: Table for ``Table[int, Device]``; None if there is none (a NewType)."""
     if isinstance(key, type):
         return key
     key = plain(key)

@@ -56,8 +56,9 @@ def is_results(kind: object) -> bool:
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The hints of the fields of a class that is marked with @results. Raises NameError as get_type_hints()
-    does.
+    """Return the hints of the fields of a class that is marked with @results.
+
+    Raises NameError as get_type_hints() does.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

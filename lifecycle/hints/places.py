@@ -30,7 +30,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def caller() -> Place:
-    """The place that called the function that calls this."""
+    """Return the place that called the function that calls this."""
     frame = sys._getframe(2)  # noqa: SLF001  # the documented way that costs no traceback
     return Place(frame.f_code.co_filename, frame.f_lineno)
 

@@ -86,18 +86,18 @@ class Composition(ABC):
         return len({*self._resolution.order()} & {*self._resolution.assembly.providers})
 
     def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
-        """The options of every settings struct, with id and title of its module. Raises GraphError."""
+        """Return the options of every settings struct, with id and title of its module. Raises GraphError."""
         self.options()
         return [(scope.id, scope.title, group.options) for scope, group in self._located_groups]
 
     def options(self) -> list[Option]:
-        """All settings in the order of the cells. Raises GraphError if the graph has faults."""
+        """Return all settings in the order of the cells. Raises GraphError if the graph has faults."""
         if self._faults:
             raise GraphError(self.name, self._faults)
         return [option for group in self._groups for option in group.options]
 
     def settings(self) -> list[Setting]:
-        """All settings with value and origin. Raises what check() raises."""
+        """Return all settings with value and origin. Raises what check() raises."""
         self.check()
         return self._loaded.settings
 
@@ -107,11 +107,11 @@ class Composition(ABC):
 
     @abstractmethod
     def _injectable(self) -> Collection[Key]:
-        """The types that the hive itself provides."""
+        """Return the types that the hive itself provides."""
 
     @abstractmethod
     def _nesting(self, node: Constructor) -> Nesting:
-        """The scope and settings of an inner hive that this constructor makes."""
+        """Return the scope and settings of an inner hive that this constructor makes."""
 
     @functools.cached_property
     def _resolution(self) -> Resolution:

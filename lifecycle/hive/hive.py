@@ -138,8 +138,9 @@ class Hive(Composition):
         self._body: anyio.CancelScope | None = None
 
     def graph(self, *, faulty: bool = False) -> "Graph":
-        """The graph as a value. Builds the objects, which has no side effects, to include hooks; starts
-        nothing.
+        """Return the graph as a value.
+
+        Builds the objects, which has no side effects, to include hooks; starts nothing.
 
         Required settings without a value are shown as unset; what needs them is not built, so its hooks are
         missing. Raises what check() raises for other faults, and BuildError. With `faulty`, a graph with
@@ -170,7 +171,9 @@ class Hive(Composition):
     @overload
     def get(self, kind: object, module: str | None = None) -> Any: ...  # Annotated with a name
     def get(self, kind: object, module: str | None = None) -> object:
-        """The instance of a type, also of a private one if only one constructor provides it. Builds nothing.
+        """Return the instance of a type, also of a private one if only one constructor provides it.
+
+        Builds nothing.
 
         With the full id of a `module`, the instance that this module receives. ``list[Member[T]]`` returns
         all members that are built. A type that is decorated in a part of the hive is returned undecorated,
@@ -202,8 +205,9 @@ class Hive(Composition):
         raise NotStartedError(self._why_unbuilt(name, found))
 
     def provider(self, kind: object, module: str | None = None) -> "Provider[Any]":
-        """The provider object of dependency-injector for a type, for that library's tooling; `module` as in
-        get().
+        """Return the provider object of dependency-injector for a type, for that library's tooling.
+
+        `module` as in get().
 
         Overriding it affects later constructions: in a running hive, modules that are enabled again. Raises
         what check() raises, HiveError if nothing provides the type or several constructors do so privately.
@@ -248,7 +252,10 @@ class Hive(Composition):
         self._construct()
 
     def key_of(self, instance: object) -> Key | None:
-        """The key of an instance, as written in hints; None if the graph does not hold the instance."""
+        """Return the key of an instance, as written in hints.
+
+        None if the graph does not hold the instance.
+        """
         built = self._build.instances.items() if "_build" in self.__dict__ else ()
         return next((plain(node.key) for node, one in built if one is instance), None)
 
@@ -463,7 +470,7 @@ class Hive(Composition):
         )
 
     def _hooks(self, build: "Build") -> list[HookNode]:
-        """One node for each new hook, in the order of construction, with the hooks that it waits for."""
+        """Return a node for each new hook, in the order of construction, with its dependencies."""
         return self._wiring.add(build.instances, self._lifecycles, self._jobs)
 
     def _on_crash(self, failure: HookFailure) -> None:

@@ -39,11 +39,11 @@ class Inner(Hive):
         self._root = nesting.scope
 
     def findings(self) -> Findings:
-        """Its findings, which the outer hive checks with its own."""
+        """Return its findings, which the outer hive checks with its own."""
         return Findings(self._faults, self._located_groups)
 
     def built(self) -> list[object]:
-        """The instances in it."""
+        """Return the instances in it."""
         return self._built()
 
     def clear_profile(self) -> None:

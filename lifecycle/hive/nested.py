@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     place: Place
 
     def hive(self, nesting: Nesting, values: Mapping[Key, object] | None = None) -> Inner:
-        """A hive of these cells inside another one; without values, it can only be checked."""
+        """Return a hive of these cells inside another one; without values, it can only be checked."""
         known = values is not None
         shared = ((key, values[key] if values is not None else _VALUE) for key in self.share)
         cells = (*self.cells, *(SupplyCell(self.place, value, key, known) for key, value in shared))
@@ -105,7 +105,7 @@ class InnerHive(Holder):
             await asked.wait()
 
     def graph(self) -> "Graph":
-        """The graph of the running hive, or of a new one with the same cells."""
+        """Return the graph of the running hive, or of a new one with the same cells."""
         if self.current is not None:
             return self.current.graph()
         like = self._plan.hive(self._nesting, self._values)
@@ -115,7 +115,7 @@ class InnerHive(Holder):
             like.forget_jobs()  # remove their entries, which would collide with those of the running hive
 
     def built(self) -> list[object]:
-        """The instances that are built in the running hive."""
+        """Return the instances that are built in the running hive."""
         return [] if self.current is None else self.current.built()
 
     def _ended(self) -> None:
@@ -146,7 +146,7 @@ def nest(
 
 
 def _constructor(kind: type[InnerHive], plan: Plan) -> Callable[..., InnerHive]:
-    """A constructor of `kind` with a parameter for each shared value, so that the graph shows them."""
+    """Return a constructor of `kind` with a parameter for each shared value, so that the graph shows them."""
 
     def build(nesting: Nesting, **values: object) -> InnerHive:
         return kind(plan, nesting, dict(zip(plan.share, values.values(), strict=True)))

@@ -64,11 +64,11 @@ class Holder(ABC):
 
     @abstractmethod
     def graph(self) -> "Graph":
-        """The graph of the inner hive, whether it runs or not."""
+        """Return the graph of the inner hive, whether it runs or not."""
 
     @abstractmethod
     def built(self) -> list[object]:
-        """The instances in the running hive."""
+        """Return the instances in the running hive."""
 
 
 def plan_of(call: object) -> Plan | None:

@@ -121,7 +121,7 @@ class Reload:
         return Reloaded(changed, tuple(modules), at_restart)
 
     def _affected(self, groups: set[Group]) -> tuple[list[str], set[Group]]:
-        """The outermost modules that need these settings, and the settings that are needed outside of
+        """Return the outermost modules that need these settings, and the settings that are needed outside of
         modules.
         """
         resolution = self._resolution()

@@ -118,8 +118,9 @@ def _ended_by(hive: Process, error: Exception) -> int:
 
 
 def _message(name: str, error: Exception) -> str:
-    """One line for each fault that the user can correct; for other errors, tracebacks from cells and then
-    what failed.
+    """Return one line for each fault that the user can correct.
+
+    For other errors, tracebacks from cells and then what failed.
     """
     if lines := texts(error):
         return "".join(f"{name}: {text}\n" for text in lines)
@@ -130,7 +131,7 @@ def _message(name: str, error: Exception) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """A traceback that begins in code of a cell, without the frames of the hive that called it."""
+    """Return a traceback that begins in code of a cell, without the frames of the hive that called it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and _is_ours(trace):
         trace = trace.tb_next

@@ -67,7 +67,7 @@ class Site:
         return hooks
 
     def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any, Any]]:
-        """The tables among the instances of these constructors."""
+        """Return the tables among the instances of these constructors."""
         found = (self._build.instances.get(node) for node in nodes)
         return [one for one in found if isinstance(one, ReadTable)]
 
@@ -110,7 +110,7 @@ class Modules:
         return list(self._off)
 
     def affected(self, module: str) -> list[str]:
-        """The modules in which something stops if this one is disabled, itself first.
+        """Return the modules in which something stops if this one is disabled, itself first.
 
         Raises HiveError if there is no such module, or the hive is not running.
         """
@@ -250,7 +250,10 @@ class Modules:
 
 
 def find_scope(scopes: Iterable[Scope], module: str, name: str) -> Scope:
-    """The module with this full id. Raises HiveError, with similar ids, if the hive `name` has none."""
+    """Return the module with this full id.
+
+    Raises HiveError, with similar ids, if the hive `name` has none.
+    """
     known = {scope.id: scope for scope in scopes}
     if (found := known.get(module)) is not None:
         return found

@@ -37,18 +37,18 @@ class HiveView:
         return self._loaded()
 
     def load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
-        """The settings as a new start would load them now. Reads files.
+        """Return the settings as a new start would load them now. Reads files.
 
         `config_dirs`, if given, replace the config-dir; the last one has precedence.
         """
         return self._load(config_dirs)
 
     def graph(self) -> "Graph":
-        """The graph. Also reads source files, which takes some 10 ms: not for a busy event loop."""
+        """Return the graph. Also reads source files, which takes some 10 ms: not for a busy event loop."""
         return self._graph()
 
     def timeline(self, graph: "Graph") -> "Timeline":
-        """The timings of every constructor and hook of `graph`, which graph() returned."""
+        """Return the timings of every constructor and hook of `graph`, which graph() returned."""
         from lifecycle.graph.timeline import timeline_of  # not imported to run a hive
 
         return timeline_of(graph, self._profile)

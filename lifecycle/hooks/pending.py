@@ -21,7 +21,10 @@ _inner: WeakKeyDictionary["asyncio.Task[object]", Callable[[], list[str]]] = Wea
 
 
 def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
-    """The running hooks with what they await, and below each the hooks that wait for it; each hook once."""
+    """Return the running hooks with what they await, and below each the hooks that wait for it.
+
+    Each hook once.
+    """
     pending = list(nodes)
     waiting: dict[HookNode, list[HookNode]] = {}
     for node in pending:
@@ -51,12 +54,12 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
 
 
 def hook_stack(node: HookNode) -> list[str]:
-    """The await stack of a hook, one line a frame; with the pending hooks of a hive that it runs."""
+    """Return the await stack of a hook, one line a frame; with the pending hooks of a hive that it runs."""
     return [] if node.task is None else task_stack(node.task, _OURS)
 
 
 def task_stack(task: "asyncio.Task[Any]", below: frozenset[str]) -> list[str]:
-    """The await stack of a task, for code called by the files `below`, and the lines of awaiting()."""
+    """Return the await stack of a task, for code called by the files `below`, and the lines of awaiting()."""
     lines = [f"in {frame}" for frame in await_stack(task, below=below)]
     return lines + (_inner[task]() if task in _inner else [])
 

@@ -145,7 +145,7 @@ class Supervisor:
         return next((node for supervisor, node in _inside.get() if supervisor is self), None)
 
     def pending(self) -> list[str]:
-        """The tree of pending hooks, indented as a part of a message."""
+        """Return the tree of pending hooks, indented as a part of a message."""
         return [f"    {line}" for line in pending_tree(self._alive)]
 
     def _progress(self) -> Progress:

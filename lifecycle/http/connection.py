@@ -111,7 +111,7 @@ class Connection:
         self.answered += 1
 
     async def _request(self) -> Request | None:
-        """The next request; None if the client has closed."""
+        """Return the next request; None if the client has closed."""
         self._request_ends, self._bodiless = None, False
         head = await self._event()
         if not isinstance(head, h11.Request):
@@ -154,7 +154,7 @@ class Connection:
                 await self._turn()
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """The next event of the client."""
+        """Return the next event of the client."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = bytes(self._ahead) or await self._read()
             self._ahead.clear()
@@ -238,5 +238,5 @@ def _origin_form(target: str) -> str:
 
 
 def _date() -> str:
-    """The present time in the format of RFC 9110, section 5.6.7; the process's locale is C."""
+    """Return the present time in the format of RFC 9110, section 5.6.7; the process's locale is C."""
     return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())

@@ -36,7 +36,7 @@ class Routes(Generic[T]):
         self._known.append((pattern, {method: handler}))
 
     def match(self, method: str, path: str) -> Match[T]:
-        """The route of a request; ``path`` as sent. The first route that was added has precedence.
+        """Return the route of a request; ``path`` as sent. The first route that was added has precedence.
 
         If a route without named parts matches the path, only its methods exist, as in an OpenAPI document.
         """
@@ -55,7 +55,7 @@ class Routes(Generic[T]):
 
 
 def _parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    """The named parts; None if the path does not match."""
+    """Return the named parts; None if the path does not match."""
     if len(pattern) != len(parts):
         return None
     info = {}

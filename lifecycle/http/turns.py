@@ -60,7 +60,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary(
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
-    """The turns of an event loop, which all its servers share."""
+    """Return the turns of an event loop, which all its servers share."""
     found = _turns.get(loop)
     if found is None:
         found = _turns[loop] = Turns()

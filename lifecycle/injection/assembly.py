@@ -230,7 +230,7 @@ def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iter
 
 
 def _named(key: Key | None, name: str) -> Key | None:
-    """The key with the name that its cell sets."""
+    """Return the key with the name that its cell sets."""
     return key_of(Annotated[key, Named(name)]) if name and key is not None else key
 
 

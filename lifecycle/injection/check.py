@@ -232,7 +232,7 @@ def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
 
 
 def circle_faults(resolution: Resolution) -> Iterator[Fault]:
-    """A fault for each circle."""
+    """Yield a fault for each circle."""
     needs = (
         (node.scope.id, need.scope.id, (node, need))
         for node in resolution.order()

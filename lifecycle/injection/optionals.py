@@ -19,7 +19,7 @@ SHOWN = 5
 
 
 def optionals(resolution: Resolution) -> Iterator[Fault]:
-    """A fault for each broken provider of an optional dependency.
+    """Yield a fault for each broken provider of an optional dependency.
 
     In a chain of optional dependencies, the one nearest to the fault is reported.
     """

@@ -37,7 +37,7 @@ def after(*types: Any) -> Callable[[T], T]:
 
 
 def orders_of(call: object) -> tuple[object, ...]:
-    """The types of after() of a function or class; for a class also those of its bases."""
+    """Return the types of after() of a function or class; for a class also those of its bases."""
     found: tuple[object, ...] = getattr(call, _MARK, ())
     if not found or not inspect.isclass(call):
         return found

@@ -43,7 +43,7 @@ class Resolution:
         return [*self.active, *self.assembly.invokes]
 
     def order(self) -> Sequence[Constructor]:
-        """The invoked functions and all they need, each after its dependencies."""
+        """Return the invoked functions and all they need, each after its dependencies."""
         return self._order
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Resolution:
         return order(self.assembly.invokes)
 
     def find(self, key: Key, scope: Scope) -> Constructor | None:
-        """The provider of `key` for `scope`, undecorated: the nearest private one, or the public one."""
+        """Return the undecorated provider of `key` for `scope`: the nearest private or the public one."""
         if (private := self._private.get(key)) is not None:
             around: Scope | None = scope
             while around is not None:
@@ -61,7 +61,7 @@ class Resolution:
         return self._public.get(key)
 
     def members(self, key: Key, scope: Scope) -> list[Constructor]:
-        """The members of the group ``list[Member[T]]`` that are visible in `scope`."""
+        """Return the members of the group ``list[Member[T]]`` that are visible in `scope`."""
         return [
             node
             for node in self.by_key.get(member_of(key), ())
@@ -69,7 +69,7 @@ class Resolution:
         ]
 
     def decorator(self, key: Key, scope: Scope, frame: Frame | None) -> Constructor | None:
-        """The innermost decorator of `key` around `frame`, for the provider that `scope` sees.
+        """Return the innermost decorator of `key` around `frame`, for the provider that `scope` sees.
 
         A decorator further out decorates another value if this one is private.
         """
@@ -81,7 +81,7 @@ class Resolution:
         return None
 
     def held(self, key: Key, scope: Scope | None = None) -> list[Constructor]:
-        """The providers of `key` in the whole hive; decorated if the decoration holds for all of it.
+        """Return the providers of `key` in the whole hive; decorated if the decoration holds for all of it.
 
         There are several for a group and for a key with several private providers. With a `scope`, only the
         one that this module sees.
@@ -95,7 +95,7 @@ class Resolution:
         return [node for node in self.by_key.get(keys, ()) if not node.replaced]
 
     def bare(self, key: Key, scope: Scope) -> list[Constructor | None]:
-        """The undecorated providers of `key` for `scope`: one or none, or the members of a group."""
+        """Return the undecorated providers of `key` for `scope`: one or none, or the members of a group."""
         found = self.find(key, scope)
         return [found] if found is not None or member_of(key) is None else [*self.members(key, scope)]
 
@@ -144,7 +144,7 @@ class Resolution:
                 node.orders.update(list(node.needs)[before:])
 
     def _owner_of(self, node: Constructor) -> Key:
-        """The key of the class that defines this method; the class's name if nothing provides one."""
+        """Return the key of the class that defines this method; the class's name if nothing provides one."""
         name: str = getattr(node.call, "__name__", "")
         written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
         for keys in (self._by_class.get(written_in, ()), self.by_key):  # first the defining class

@@ -158,7 +158,7 @@ def _class_refusals(kind: type) -> Iterator[str]:
 
 
 def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
-    """The hints of the parameters and, for a function, of the result."""
+    """Return the hints of the parameters and, for a function, of the result."""
     if kind is None:
         hints = _hints_of(call)
         if hints.get("return") is typing.Self:  # a classmethod's
@@ -188,7 +188,10 @@ def _hints_of_fields(kind: type) -> dict[str, Any]:
 
 
 def _method(kind: type, name: str) -> tuple[object, type]:
-    """The method that makes instances, and its class; skips the __init__ that typing adds to a Protocol."""
+    """Return the method that makes instances, and its class.
+
+    Skips the __init__ that typing adds to a Protocol.
+    """
     for base in kind.__mro__:
         method = vars(base).get(name)
         if method is not None and getattr(method, "__module__", None) != "typing":
@@ -216,7 +219,7 @@ def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
 
 
 def _evaluated_once(hint: object, function: types.FunctionType) -> object:
-    """The value of a hint; ``Table[int, Device]`` in many functions is evaluated once."""
+    """Return the value of a hint; ``Table[int, Device]`` in many functions is evaluated once."""
     if not isinstance(hint, str) or _ATTRIBUTE.search(hint):  # attributes of a module may be replaced
         return _evaluated(_with_hints(function, {"it": hint}))["it"]
     named = [function.__globals__.get(name, _EMPTY) for name in _names_in(hint)]

@@ -41,7 +41,7 @@ class Backoff(msgspec.Struct, frozen=True):
             raise ValueError(f"factor of a Backoff at {caller()} is {self.factor}: expected 1 or more")
 
     def pause(self, failures: int) -> float:
-        """The pause after this number of failures in a row."""
+        """Return the pause after this number of failures in a row."""
         whole = min(self.maximum, self.first * self.factor ** min(failures - 1, 32))
         return whole * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, guards no secret
 
@@ -127,7 +127,7 @@ class Job:
             self._scope.cancel()
 
     def unended(self) -> list[str]:
-        """A status line with what the job awaits, while it runs."""
+        """Return a status line with what the job awaits, while it runs."""
         if self._task is None or self._task.done():
             return []
         return [

@@ -344,7 +344,7 @@ class Jobs:
             self.forget()
 
     def _unended(self) -> list[str]:
-        """The jobs that still run, each with what it awaits."""
+        """Return the jobs that still run, each with what it awaits."""
         return [line for job in self._known for line in job.unended()]
 
     def forget(self) -> None:

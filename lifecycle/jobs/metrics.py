@@ -132,7 +132,7 @@ class Meter:
         self._last_failed, self._last_error = time.time(), described(error)
 
     def stats(self) -> JobStats:
-        """The present counts; the same object until they change."""
+        """Return the present counts; the same object until they change."""
         if self._stats is None:
             self._stats = JobStats(
                 self.module,
@@ -164,7 +164,7 @@ class JobMetrics:
         self._observers: dict[Meter, object] = {}
 
     def snapshot(self) -> list[JobStats]:
-        """All jobs, in the order in which they were added."""
+        """Return all jobs, in the order in which they were added."""
         return [meter.stats() for meter in self._meters]
 
     def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:

@@ -110,7 +110,7 @@ def _highest_descriptor() -> int:
 
 
 def _peer_of(connected: socket.socket, address: object) -> Hashable:
-    """The peer: its address without the port, or the process on a unix socket (SO_PEERCRED, unix(7))."""
+    """Return the peer: its address without the port, or its process on a unix socket (SO_PEERCRED)."""
     if connected.family == socket.AF_UNIX:
         return connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return address[0] if isinstance(address, tuple) else address

@@ -37,7 +37,7 @@ class HealthTree:
         self._below: dict[str, dict[str, None]] = {}  # id -> ids of its children, reporting or not
 
     def snapshot(self, under: str = "") -> list[HealthStatus]:
-        """Every status, or those of one id and all below it, sorted by module."""
+        """Return every status, or those of one id and all below it, sorted by module."""
         if under:
             return [self._statuses[one] for one in sorted(self._inside(under)) if one in self._statuses]
         if self._sorted is None:
@@ -45,7 +45,7 @@ class HealthTree:
         return self._sorted.copy()
 
     def reporter(self, module: str) -> "Health":
-        """The Health that reports as `module`; its status is unknown until the first report."""
+        """Return the Health that reports as `module`; its status is unknown until the first report."""
         if module not in self._statuses:
             self._put(HealthStatus(module, "unknown", "", self._clock()))
         return Health(self, module)

@@ -22,7 +22,7 @@ _second: tuple[int, str] = (0, "")
 
 
 def render_logfmt(logger: object, method: str, event: Any) -> str:
-    """The line: time (UTC, RFC 3339, µs), level, message and module first, then the other fields in order."""
+    """Return the line: time (UTC, RFC 3339, µs), level, message, module, then the other fields in order."""
     if "exc_info" in event:
         event = format_exc_info(logger, method, event)
     parts = [f"time={_now()}"]

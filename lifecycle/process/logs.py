@@ -50,12 +50,15 @@ def set_log_level(level: str) -> None:
 
 
 def log_level() -> str:
-    """The lowest level that is logged; debug if none was set."""
+    """Return the lowest level that is logged; debug if none was set."""
     return _Levelled.level
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
-    """The logger of a module. Without a base, it is configured by configure_logging() or has defaults."""
+    """Return the logger of a module.
+
+    Without a base, it is configured by configure_logging() or has defaults.
+    """
     if base is not None:
         return base.bind(module=module)
     if not structlog.is_configured():

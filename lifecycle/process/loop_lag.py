@@ -37,7 +37,7 @@ class Stretches(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def within(self, share: float) -> float:
-        """The bound in seconds that ``share`` of the turns do not exceed; 0 without any turn."""
+        """Return the bound in seconds that ``share`` of the turns do not exceed; 0 without any turn."""
         total = self.total
         for bound, reached in zip((*BOUNDS, float("inf")), accumulate(self.counts), strict=True):
             if total and reached >= share * total:
@@ -70,7 +70,7 @@ class LoopLag:
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> "LoopLag | None":
-        """The LoopLag of a loop from measured_loop(); None for other loops."""
+        """Return the LoopLag of a loop from measured_loop(); None for other loops."""
         return _measured.get(loop)
 
 
@@ -94,7 +94,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def measured_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop that measures its lag.
+    """Return a new event loop that measures its lag.
 
     For ``anyio.run(main, backend_options={"loop_factory": measured_loop})``.
     """

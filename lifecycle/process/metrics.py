@@ -112,7 +112,7 @@ def histogram(
 
 
 def keyed(value: Value | Series, labels: str) -> tuple[tuple[str, ...], dict[tuple[str, ...], Value]]:
-    """The labels of a family and its series, in the form that a Family stores."""
+    """Return the labels of a family and its series, in the form that a Family stores."""
     found: Series = value if isinstance(value, Mapping) else {(): value}
     return tuple(labels.split()), {
         (key,) if isinstance(key, str) else key: each for key, each in found.items()
@@ -143,7 +143,7 @@ class InconsistentError(Exception):
 
 
 def exposition(families: Iterable[Family]) -> str:
-    """All families with their series, sorted by name; those without series are left out.
+    """Return all families with their series, sorted by name; those without series are left out.
 
     Several cells may contribute series of one family. Raises InconsistentError.
     """
@@ -193,7 +193,7 @@ def _braced(labels: list[str]) -> str:
 
 
 def number(value: float) -> str:
-    """A number in the exposition format: integers without a fraction, infinity as ``+Inf``."""
+    """Return a number in the exposition format: integers without a fraction, infinity as ``+Inf``."""
     if value in {float("inf"), float("-inf")}:
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

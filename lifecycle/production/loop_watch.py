@@ -88,7 +88,7 @@ class LoopWatchdog:
 
 
 def _stack(ident: int) -> str:
-    """The present frames of the loop's thread, outermost first."""
+    """Return the present frames of the loop's thread, outermost first."""
     frame = sys._current_frames().get(ident)  # noqa: SLF001  # the documented way
     lines = traceback.format_stack(frame)[-FRAMES:] if frame is not None else ["its thread has ended"]
     return "".join(lines).rstrip()
@@ -108,7 +108,7 @@ def loop_metrics(watchdog: LoopWatchdog) -> Member[Collector]:
 
 
 def loop_watchdog() -> Cell:
-    """The module ``loop-watchdog``: logs code that blocks the event loop for longer than a second."""
+    """Return the module ``loop-watchdog``: logs code that blocks the event loop for longer than a second."""
     return module(
         "loop-watchdog",
         "Logs what blocks the event loop",

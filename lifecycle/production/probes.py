@@ -96,7 +96,7 @@ class Probes:
         self.collectors = [Collector("hive", framework)]
 
     async def answer(self, request: "Request") -> "Response":
-        """The answer to a request."""
+        """Return the answer to a request."""
         from lifecycle.http import Response
 
         if request.method not in {"GET", "HEAD"}:
@@ -115,7 +115,7 @@ class Probes:
         return Response(404, b"expected /healthz, /readyz or /metrics\n", PLAIN)
 
     def why_not_ready(self) -> list[str]:
-        """One line for each reason; empty if the hive runs and every part is ready."""
+        """Return one line for each reason; empty if the hive runs and every part is ready."""
         if self._phase.stage != "running":
             progress = self._phase.look()
             busy = f": {', '.join(progress.busy)}" if progress.busy else ""
@@ -209,7 +209,10 @@ def ask_the_cells(
 
 
 def probes() -> Cell:
-    """The module ``probes``: /healthz, /readyz and /metrics. Raises HiveError if h11 is not installed."""
+    """Return the module ``probes``: /healthz, /readyz and /metrics.
+
+    Raises HiveError if h11 is not installed.
+    """
     if importlib.util.find_spec("h11") is None:
         raise HiveError("probes() needs h11: pip install 'hive-lifecycle[http]'")
     return module(

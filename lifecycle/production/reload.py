@@ -68,5 +68,5 @@ class Reloader:
 
 
 def reload() -> Cell:
-    """The module ``reload``: SIGHUP reads the settings again instead of ending the process."""
+    """Return the module ``reload``: SIGHUP reads the settings again instead of ending the process."""
     return module("reload", "Reads the settings again at SIGHUP", provide(Reloader), invoke(Reloader))

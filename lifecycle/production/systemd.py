@@ -141,5 +141,5 @@ def _status(stage: str, progress: Progress) -> str:
 
 
 def systemd() -> Cell:
-    """The module ``systemd``: notifies the service manager that started the process, if it is systemd."""
+    """Return the module ``systemd``, which notifies the service manager if that is systemd."""
     return module("systemd", "Notifies the service manager", provide(ServiceManager), invoke(ServiceManager))

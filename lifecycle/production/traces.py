@@ -69,7 +69,7 @@ class Traces:
 
 
 def traces(provider: "TracerProvider | None" = None) -> Cell:
-    """The module ``traces``: spans by this provider, or by the global one, which the process configures.
+    """Return the module ``traces``: spans by this provider, or by the process's global one.
 
     Raises HiveError if OpenTelemetry's API is not installed.
     """

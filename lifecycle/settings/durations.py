@@ -22,7 +22,10 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The duration in Go's syntax: ``1h30m``, ``1.5s``, ``-2ms``, ``0``. Raises ValueError for others."""
+        """Return the duration in Go's syntax: ``1h30m``, ``1.5s``, ``-2ms``, ``0``.
+
+        Raises ValueError for others.
+        """
         sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
         if body == "0":
             return cls(0)
@@ -59,15 +62,15 @@ def _trim(number: float) -> str:
 
 
 def seconds(number: float) -> Duration:
-    """A duration of seconds."""
+    """Return a duration of seconds."""
     return Duration(number)
 
 
 def milliseconds(number: float) -> Duration:
-    """A duration of milliseconds."""
+    """Return a duration of milliseconds."""
     return Duration(number / 1000)
 
 
 def minutes(number: float) -> Duration:
-    """A duration of minutes."""
+    """Return a duration of minutes."""
     return Duration(number * 60)

@@ -24,7 +24,7 @@ _DATA = "..data"
 def directory(
     path: Path, names: Mapping[str, Option], yaml_name: str | None, findings: Findings
 ) -> tuple[Layer, Layer]:
-    """The settings in a config-dir: in its YAML file, if it may have one, and in a file for each option.
+    """Return the settings in a config-dir: of its YAML file, if allowed, and of a file for each option.
 
     A mounted ConfigMap is replaced as a whole, by a link named ``..data`` through which all other links lead
     (see Kubernetes, "Projected volumes"): all values are read from one generation. If it changes during each
@@ -51,7 +51,7 @@ def directory(
 
 
 def _generation(path: Path) -> str:
-    """The target of ``..data``; empty without this link, if nothing is replaced as a whole."""
+    """Return the target of ``..data``; empty without this link, if nothing is replaced as a whole."""
     try:
         return os.readlink(path / _DATA)  # noqa: PTH115  # its text is the generation
     except OSError:
@@ -94,7 +94,10 @@ def _files(
 
 
 def _text(place: Path, shown: Path, findings: Findings) -> str | None:
-    """The text of a setting's file; None if it was removed meanwhile or, with a fault, cannot be read."""
+    """Return the text of a setting's file.
+
+    None if it was removed meanwhile or, with a fault, cannot be read.
+    """
     try:
         return read_regular(place).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -106,7 +109,7 @@ def _text(place: Path, shown: Path, findings: Findings) -> str | None:
 def _swapped(
     path: Path, entries: Iterable[str], names: Mapping[str, Option], *, unknown: bool
 ) -> dict[str, Path]:
-    """The path of each entry: entries that lead through ``..data`` are read there, in one generation.
+    """Return the path of each entry: entries that lead through ``..data`` are read there, in one generation.
 
     The link of a key is created after the generation that adds the key, and removed after the one that
     removes it. Raises OSError if ``..data`` cannot be read.
@@ -140,7 +143,7 @@ def yaml_file(
     place: Path | None = None,
     flag: str | None = None,
 ) -> Layer:
-    """The settings in a YAML mapping that options know; empty if there is no file.
+    """Return the settings in a YAML mapping that options know; empty if there is no file.
 
     The file may be read at another path than the one users know. A file that a flag names must exist.
     """
@@ -168,7 +171,7 @@ def yaml_file(
 
 
 def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
-    """The settings in a YAML text; empty, with a fault, if it is not a mapping."""
+    """Return the settings in a YAML text; empty, with a fault, if it is not a mapping."""
     import yaml  # imported only for such a file
 
     try:
@@ -188,7 +191,7 @@ def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, objec
 
 
 def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:
-    """Each repeated key of a YAML mapping, with its line; loading would keep the last value."""
+    """Yield each repeated key of a YAML mapping, with its line; loading would keep the last value."""
     seen: set[str] = set()
     for key, _ in mapping.value if mapping else ():
         name = str(key.value).lower()

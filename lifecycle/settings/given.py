@@ -87,7 +87,7 @@ def masked(text: str, name: str, option: Option | None) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in Python's syntax, or its beginning: a file may contain a megabyte, or lists of lists."""
+    """Return a value in Python's syntax, shortened: a file may contain a megabyte, or nested lists."""
     if not isinstance(value, str):
         return _brief.repr(value)
     return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}... ({len(value)} characters)"

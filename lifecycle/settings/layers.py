@@ -20,7 +20,7 @@ _SERVICE_LINK = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(T
 
 
 def by_name(options: Iterable[Option]) -> dict[str, Option]:
-    """The options by each of their names."""
+    """Return the options by each of their names."""
     return {name: option for option in options for name in option.names}
 
 
@@ -98,7 +98,7 @@ def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: 
 
 
 def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
-    """The values of a source by option: an old name counts only if the new name is absent."""
+    """Return the values of a source by option: an old name counts only if the new name is absent."""
     found: Layer = {}
     for option in options if layer else ():
         given = [layer[name] for name in option.names if name in layer]
@@ -110,7 +110,7 @@ def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Laye
 
 
 def _stray(word: str, names: Mapping[str, Option]) -> str:
-    """A message without the value, which might be a secret."""
+    """Return a message without the value, which might be a secret."""
     shown = word.partition("=")[0] or word
     name = shown.lstrip("-").lower()
     hint = f"; did you mean --{name}?" if name in names else ""

@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
                 raise ValueError(f"expected {self.expects(type(value))}")
 
     def expects(self, kind: object) -> str:
-        """All constraints, in words that follow 'expected'; empty without any."""
+        """Return all constraints, in words that follow 'expected'; empty without any."""
         return ", ".join(words for meta in self.metas for words in _words(meta, kind))
 
     def schema(self, kind: object) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Limits(msgspec.Struct, frozen=True):
         return found
 
     def unfit(self, kind: object) -> Iterator[str]:
-        """The constraints that do not apply to values of the type."""
+        """Yield the constraints that do not apply to values of the type."""
         wanted, _ = values.bare(kind)
         sized = values.is_list(kind) or values.is_map(kind)
         for meta in self.metas:

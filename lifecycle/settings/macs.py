@@ -14,7 +14,7 @@ class MAC(bytes):
     __slots__ = ()
 
     def __new__(cls, six: bytes) -> Self:
-        """The address of six bytes. Raises ValueError for another number of bytes."""
+        """Return the address of six bytes. Raises ValueError for another number of bytes."""
         if len(six) != 6:
             raise ValueError(f"expected 6 bytes, not {len(six)}")
         return super().__new__(cls, six)

@@ -12,7 +12,7 @@ _DIVIDER = rf",(?=\s*{_KEY})"
 
 
 def split(text: str) -> dict[str, object]:
-    """The pairs in a text; values are texts or JSON values. Raises ValueError for other texts."""
+    """Return the pairs in a text; values are texts or JSON values. Raises ValueError for other texts."""
     text = text.strip()
     if text.startswith(("{", "[")):
         try:
@@ -31,7 +31,7 @@ def split(text: str) -> dict[str, object]:
 
 
 def join(pairs: Mapping[str, str]) -> str:
-    """The text for split(): plain if possible, otherwise JSON."""
+    """Return the text for split(): plain if possible, otherwise JSON."""
     plain = ",".join(f"{key}={value}" for key, value in pairs.items())
     try:
         if split(plain) == pairs:

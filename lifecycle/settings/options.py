@@ -41,7 +41,7 @@ CONFIG_DIR = "config-dir"
 
 
 def env_name(name: str, prefix: str) -> str:
-    """The environment variable of an option: ``HIVE_NEIGHBOUR_REFRESH``."""
+    """Return the environment variable of an option: ``HIVE_NEIGHBOUR_REFRESH``."""
     return prefix + name.upper().replace("-", "_")
 
 
@@ -164,7 +164,7 @@ class Option(msgspec.Struct, frozen=True):
 
 @functools.cache
 def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
-    """The options of a struct in the order of its fields; their names follow the prefix and a dash."""
+    """Return the options of a struct in the order of its fields; their names follow the prefix and a dash."""
     return tuple(_option(info, struct, prefix) for info in _fields(struct).values())
 
 
@@ -178,7 +178,7 @@ def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str
 
 
 def _unannotated(hint: object) -> tuple[object, list[object]]:
-    """A type and its annotations, also inside ``Annotated[...] | None``."""
+    """Return a type and its annotations, also inside ``Annotated[...] | None``."""
     if isinstance(hint, type):  # fast path
         return hint, []
     hint = unaliased(hint)
@@ -254,7 +254,7 @@ def _fields(struct: type[Settings]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @functools.cache
 def _docstrings(struct: type[Settings]) -> dict[str, str]:
-    """The strings that follow fields in the class body, for the struct and its bases."""
+    """Return the strings that follow fields in the class body, for the struct and its bases."""
     import ast  # imported only for help
 
     found: dict[str, str] = {}

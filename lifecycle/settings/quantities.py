@@ -44,7 +44,7 @@ class Quantity(int):
         return cls(-amount if found["sign"] == "-" else amount)
 
     def __str__(self) -> str:
-        """The shortest text; if two are equally short, the decimal one."""
+        """Return the shortest text; if two are equally short, the decimal one."""
         amount = int(self)
         texts = [int.__repr__(self)]
         for suffix, unit in (*_DECIMAL.items(), *_BINARY.items()):

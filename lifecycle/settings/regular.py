@@ -11,7 +11,7 @@ LARGEST: Final = 1 << 20
 
 
 def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
-    """The contents of a file.
+    """Return the contents of a file.
 
     Also raises OSError for a path that is not a regular file and for a file that is too large: it neither
     blocks, as a pipe would, nor reads without end, as from a device.

@@ -45,7 +45,7 @@ _TYPES: dict[object, Schema] = {
 
 
 def schema(options: Iterable[Option], title: str) -> Schema:
-    """An object with these options and no others. Old names are included, marked as deprecated."""
+    """Return an object with these options and no others. Old names are included, marked as deprecated."""
     options = sorted(options, key=lambda option: option.name)
     properties: Schema = {}
     needed: list[Schema] = []
@@ -70,7 +70,7 @@ def schema(options: Iterable[Option], title: str) -> Schema:
 
 
 def type_schema(kind: object) -> Schema:
-    """The schema of values of a type."""
+    """Return the schema of values of a type."""
     wanted, optional = values.bare(kind)
     if choices := values.choices(wanted):
         found: Schema = {"enum": [plain(choice) for choice in choices]}
@@ -89,7 +89,7 @@ def type_schema(kind: object) -> Schema:
 
 
 def plain(value: object) -> object:
-    """A value in JSON, in a form that the option accepts."""
+    """Return a value in JSON, in a form that the option accepts."""
     match value:
         case Duration() | Quantity():
             return str(value)

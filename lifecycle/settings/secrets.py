@@ -20,7 +20,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself: pass it only to code that needs it."""
+        """Return the text itself: pass it only to code that needs it."""
         return self._text
 
     def __str__(self) -> str:

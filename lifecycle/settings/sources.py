@@ -141,7 +141,7 @@ def _given(
     config_dirs: Sequence[Path],
     prefix: str,
 ) -> Layer:
-    """The value of each option, from the source with the highest precedence."""
+    """Return the value of each option, from the source with the highest precedence."""
     if source is None:
         return {}
     names = layers.by_name(options)
@@ -174,7 +174,7 @@ def _given(
 def _place(
     name: str, flags: Layer, env: Mapping[str, str], prefix: str, otherwise: Path | None = None
 ) -> Path | None:
-    """The path in a flag (removed from `flags`) or variable; None if there is none or it is empty."""
+    """Return the path in a flag (removed from `flags`) or variable; None if there is none or it is empty."""
     if (flag := flags.pop(name, None)) is not None:
         return Path(str(flag.raw)) if flag.raw else None
     if otherwise is None and (named := env.get(env_name(name, prefix))):
@@ -211,7 +211,7 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
 
 
 def _invalid(filled: Settings, settings: Sequence[Setting], given: Layer) -> list[str]:
-    """The faults of its values, and those of a faults() that fails."""
+    """Return the faults of its values, and those of a faults() that fails."""
     found = []
     try:
         filled.validate()
@@ -241,7 +241,7 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
 
 
 def _text_of_file(path: str) -> str:
-    """The contents of a file, without the line end that editors add.
+    """Return the contents of a file, without the line end that editors add.
 
     Raises ValueError if it cannot be read or is empty, as a file that is named must hold a value.
     """
@@ -259,7 +259,7 @@ def _text_of_file(path: str) -> str:
 
 
 def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
-    """An error of validate() about ``name=value``, with the place of that value in front."""
+    """Return an error of validate() about ``name=value``, with the place of that value in front."""
     for setting in settings:
         found = given.get(setting.option.name)
         assignment = f"{setting.option.plain_name}={values.show(setting.value)}"
@@ -270,7 +270,7 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
 
 
 def _origins(text: str, settings: Iterable[Setting]) -> str:
-    """The origins of the values in an error, if they were set."""
+    """Return the origins of the values in an error, if they were set."""
     words = set(re.findall(r"[\w-]+", text))
     given = [
         setting

@@ -154,7 +154,7 @@ class Changes(Generic[Key, Row]):
             return True
 
     def _with_returned(self, batch: list[Change[Key, Row]]) -> list[Change[Key, Row]]:
-        """The changes that were put back, as they are now, with the rest of the batch."""
+        """Return the changes that were put back, as they are now, with the rest of the batch."""
         returned, self._returned = self._returned, {}
         newer = {change.key: change for change in batch}
         rows = self._table._rows  # noqa: SLF001  # take() has brought them up to date

@@ -72,7 +72,7 @@ class TableCore(Rows[Key, Row]):
         return Lookup(index)
 
     def get(self, key: Key) -> Row | None:
-        """The row with this key."""
+        """Return the row with this key."""
         if self._stale:
             self._refresh()
         rows = self._rows
@@ -84,7 +84,7 @@ class TableCore(Rows[Key, Row]):
         return key in self._rows
 
     def snapshot(self) -> Snapshot[Key, Row]:
-        """The present rows, to keep across awaits.
+        """Return the present rows, to keep across awaits.
 
         Its cost, and that of writes while it exists, does not depend on the size of the table.
         """
@@ -250,7 +250,7 @@ class TableCore(Rows[Key, Row]):
                 listener.notify(changed, revision)
 
     def _plans(self, new: Mapping[Key, Row | None]) -> list[tuple[Index[Key, Row], Plan[Key]]]:
-        """The new contents of each index.
+        """Return the new contents of each index.
 
         Raises the errors of their functions; the indexes are unchanged then.
         """

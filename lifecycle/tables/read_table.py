@@ -35,7 +35,7 @@ class ReadTable(TableCore[Key, Row]):
     def map(
         self, fn: Callable[[Row], New], *, name: str = "", indexes: Mapping[str, IndexSpec[New]] | None = None
     ) -> "ReadTable[Key, New]":
-        """The results of `fn` for all rows, under the keys of the rows.
+        """Return the results of `fn` for all rows, under the keys of the rows.
 
         They must not be None: use filter() first.
         """
@@ -50,7 +50,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> "ReadTable[Key, Row]":
-        """The rows for which `predicate` is true, under their keys."""
+        """Return the rows for which `predicate` is true, under their keys."""
         from lifecycle.tables.derived.rows import FilterRows
 
         name = name or _name(self, predicate, "filtered")
@@ -64,7 +64,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[NewKey, New]":
-        """All results of `fn` for all rows, any number for each row, by `key` of the result.
+        """Return all results of `fn` for all rows, any number for each row, by `key` of the result.
 
         Two results must not have the same key: reading raises ValueError with the rows of both. If several
         rows yield the same result, add the row's key to the result's key and group() the results.
@@ -81,7 +81,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> "ReadTable[NewKey, Row]":
-        """The same rows under another key. If two have the same key, reading raises ValueError."""
+        """Return the same rows under another key. If two have the same key, reading raises ValueError."""
         return self.flat_map(
             lambda row: (row,), key=key, name=name or _name(self, key, "rekeyed"), indexes=indexes
         )
@@ -181,7 +181,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "Derived[NewKey, New]":
-        """A table that equals ``fn(rows)``, a mapping from key to row, recomputed after any change.
+        """Return a table that equals ``fn(rows)``, a mapping from key to row, recomputed after any change.
 
         For small tables, and for operations that the others do not cover. Derived(...) takes several sources.
         """
@@ -288,6 +288,6 @@ class Derived(_Following[Key, Row]):
 
 
 def _name(source: "ReadTable[Any, Any]", fn: Callable[..., object], otherwise: str) -> str:
-    """The name of the function, or of the operation if the function has none."""
+    """Return the name of the function, or of the operation if the function has none."""
     named = getattr(fn, "__name__", "<")
     return f"{source.name}-{otherwise if named.startswith('<') else named}"

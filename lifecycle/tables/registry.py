@@ -34,14 +34,14 @@ class Tables:
         self._added.extend(map(ref, tables))
 
     def all(self) -> list[ReadTable[Any, Any]]:
-        """All tables, sorted by name."""
+        """Return all tables, sorted by name."""
         found = {id(one): one for one in self._built() if isinstance(one, ReadTable)}
         added = (known() for known in self._added)
         found |= {id(one): one for one in added if one is not None}
         return sorted(found.values(), key=lambda table: table.name)
 
     def get(self, name: str) -> ReadTable[Any, Any]:
-        """The table with this name.
+        """Return the table with this name.
 
         Raises LookupError with the existing names, or if two tables have the name.
         """

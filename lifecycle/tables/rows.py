@@ -40,20 +40,20 @@ class Rows(ABC, Generic[Key, Row]):
     _specs: Mapping[str, IndexSpec[Row]]
 
     def get(self, key: Key) -> Row | None:
-        """The row with this key."""
+        """Return the row with this key."""
         found = self._current().get(key)
         return found[0] if found else None
 
     def all(self) -> list[Row]:
-        """All rows, least recently changed first."""
+        """Return all rows, least recently changed first."""
         return [row for row, _ in self._current().values()]
 
     def keys(self) -> Collection[Key]:
-        """All keys, least recently changed first: a live view, invalid after the next write."""
+        """Return all keys, least recently changed first: a live view, invalid after the next write."""
         return self._current().keys()
 
     def items(self) -> list[tuple[Key, Row, int]]:
-        """All rows with key and revision of their write, least recently changed first."""
+        """Return all rows with key and revision of their write, least recently changed first."""
         return [(key, row, revision) for key, (row, revision) in self._current().items()]
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Rows(ABC, Generic[Key, Row]):
         return key in self._current()
 
     def by(self, index: str) -> Index[Key, Row]:
-        """The rows by the values of an index. Raises LookupError for an unknown index."""
+        """Return the rows by the values of an index. Raises LookupError for an unknown index."""
         self._current()
         if (found := self._index(index)) is None:
             known = ", ".join(self._specs) or "none"
@@ -71,7 +71,7 @@ class Rows(ABC, Generic[Key, Row]):
         return found
 
     def sorted_by(self, index: str) -> "SortedIndex[Key, Row]":
-        """The rows in the order of a Sorted index: ranges and prefixes.
+        """Return the rows in the order of a Sorted index: ranges and prefixes.
 
         Raises LookupError for other indexes.
         """
@@ -83,7 +83,7 @@ class Rows(ABC, Generic[Key, Row]):
         return found
 
     def lpm(self, index: str) -> "LPMIndex[Key, Row]":
-        """The rows by the IP prefixes of an LPM index. Raises LookupError for other indexes."""
+        """Return the rows by the IP prefixes of an LPM index. Raises LookupError for other indexes."""
         from lifecycle.tables.indexes.lpm import LPMIndex
 
         found = self.by(index)
@@ -101,8 +101,8 @@ class Rows(ABC, Generic[Key, Row]):
 
     @abstractmethod
     def _index(self, name: str) -> Index[Any, Any] | None:
-        """The index of this name, up to date with _current()."""
+        """Return the index of this name, up to date with _current()."""
 
     @abstractmethod
     def _current(self) -> Stored[Key, Row]:
-        """The rows, up to date."""
+        """Return the rows, up to date."""

@@ -140,7 +140,7 @@ class Snapshot(Rows[Key, Row]):
             self._moments.release(self._moment)
 
     def get(self, key: Key) -> Row | None:
-        """The row with this key."""
+        """Return the row with this key."""
         found = self._found(key)
         return None if found is None else found[0]
 
@@ -152,16 +152,16 @@ class Snapshot(Rows[Key, Row]):
         return ((key, row, revision) for key, (row, revision) in self._current().items())
 
     def keys(self) -> Collection[Key]:
-        """All keys, least recently changed first."""
+        """Return all keys, least recently changed first."""
         return self._current().keys()
 
     def item(self, key: Key) -> tuple[Key, Row, int] | None:
-        """The row with this key, as items() returns it."""
+        """Return the row with this key, as items() returns it."""
         found = self._found(key)
         return None if found is None else (key, *found)
 
     def changed_since(self, older: "Snapshot[Key, Row]") -> list[Key]:
-        """The keys that were added, changed or deleted since an older snapshot of the same table.
+        """Return the keys that were added, changed or deleted since an older snapshot of the same table.
 
         Costs by the number of writes since, or by all rows if the older snapshot was read as a whole.
         """
@@ -197,7 +197,7 @@ class Snapshot(Rows[Key, Row]):
         return self._copy
 
     def _as_then(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
-        """The table's rows with later writes undone, in their order at the moment."""
+        """Return the table's rows with later writes undone, in their order at the moment."""
         undo: dict[Key, tuple[Row, int] | None] = {}
         moment = self._moment
         while moment is not None:

@@ -21,7 +21,10 @@ class Snapshots:
         self._held = {id(table): (table, table.snapshot()) for table in tables}
 
     def __getitem__(self, table: ReadTable[Key, Row]) -> Snapshot[Key, Row]:
-        """The snapshot of this table. Raises LookupError for a table that was not passed to snapshot()."""
+        """Return the snapshot of this table.
+
+        Raises LookupError for a table that was not passed to snapshot().
+        """
         if (found := self._held.get(id(table))) is None:
             known = ", ".join(held.name for held, _ in self._held.values())
             raise LookupError(f"table {table.name} is not in this snapshot; it is of: {known or 'no table'}")

@@ -80,7 +80,7 @@ class Transaction(Generic[Key, Row]):
         writes.update(new)
 
     def get(self, key: Key) -> Row | None:
-        """The row with this key, with the writes of this transaction."""
+        """Return the row with this key, with the writes of this transaction."""
         writes = self._usable()
         return writes[key] if key in writes else self._table.get(key)
 
@@ -123,7 +123,7 @@ class Transactions:
         self._all = {id(table): (table, Transaction(table)) for table in tables}
 
     def __getitem__(self, table: "Table[Key, Row]") -> Transaction[Key, Row]:
-        """The transaction of a table. Raises LookupError if it was not passed to transaction()."""
+        """Return the transaction of a table. Raises LookupError if it was not passed to transaction()."""
         if (found := self._all.get(id(table))) is None:
             known = ", ".join(one.name for one, _ in self._all.values())
             raise LookupError(

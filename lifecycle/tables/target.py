@@ -36,7 +36,7 @@ class Target(Protocol[Key, Wanted_contra, Observed]):
     """
 
     async def observe(self) -> Mapping[Key, Observed]:
-        """All our objects, as they exist outside, not as desired or remembered.
+        """Return all our objects, as they exist outside, not as desired or remembered.
 
         Objects of others are left out.
         """

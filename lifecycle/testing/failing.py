@@ -95,7 +95,7 @@ async def fail_each_hook(
 
 
 def _failures(node: HookNode, sequential: bool) -> Iterator[Failure]:
-    """The ways in which a hook fails; interruptions last, as there may be fewer."""
+    """Yield the ways in which a hook fails; interruptions last, as there may be fewer."""
     for phase in ("start", "stop"):
         yield Failure(node.name, node.module, phase, sequential)
     for suspension in range(1, 1 if sequential else MOST_INTERRUPTS + 1):

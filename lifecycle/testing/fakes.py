@@ -18,7 +18,7 @@ def fake(kind: type[T], /, **given: object) -> T: ...
 @overload
 def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # for Protocols, as type checkers see them
 def fake(kind: object, /, **given: object) -> object:
-    """A fake of a type with these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
+    """Return a fake of a type with these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
 
     Pass it to replace(). A function implements a method, also an asynchronous one. Other methods raise
     AssertionError when they are called, other attributes are None. Raises TypeError if the type has no member

@@ -102,7 +102,7 @@ class Recorder:
             raise AssertionError("\n- ".join(("not clean:", *wrong)))
 
     def order(self, phase: Phase = "started") -> list[str]:
-        """The names of the hooks in the order in which they reached a phase."""
+        """Return the names of the hooks in the order in which they reached a phase."""
         return [event.hook for event in self.events if event.phase == phase]
 
     async def shuffle(self, node: HookNode, phase: Phase) -> None:

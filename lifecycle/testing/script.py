@@ -55,7 +55,7 @@ class _Contributed:
 
 
 def scripts(folder: Path | str) -> list[Path]:
-    """The pages in a folder and below, by name. Raises FileNotFoundError if there are none."""
+    """Return the pages in a folder and below, by name. Raises FileNotFoundError if there are none."""
     found = sorted(Path(folder).rglob("*.txtar"))
     if not found:
         raise FileNotFoundError(f"{folder}: no page is called *.txtar")

@@ -104,7 +104,7 @@ class Trace:
                         rows[table].delete(found)
 
     def _there(self, hive: Hive) -> Mapping[str, Table[Any, Any]]:
-        """The tables of the trace that the hive has."""
+        """Return the tables of the trace that the hive has."""
         known = {table.name for table in hive.tables.all()}
         try:
             found = {name: writable(hive, name) for name in self.tables if name in known}

@@ -38,7 +38,7 @@ def _unread(node: Constructor) -> Iterator[str]:
 
 
 def _body(call: object) -> FunctionType | None:
-    """The function with the parameters; None if it is not written in Python or has no source."""
+    """Return the function with the parameters; None if it is not written in Python or has no source."""
     if call is be_built or not callable(call):
         return None
     kind = class_of(call)

@@ -71,7 +71,7 @@ class SliceSettings(Settings, frozen=True):
             yield f"{OPTION}={self.ces_rate_limits}: {error}"
 
     def limits(self) -> list[WriteLimit]:
-        """The rate limits, ordered by number of nodes. Raises ValueError."""
+        """Return the rate limits, ordered by number of nodes. Raises ValueError."""
         try:
             found = msgspec.json.decode(self.ces_rate_limits, type=list[WriteLimit])
         except msgspec.MsgspecError as error:
@@ -259,7 +259,7 @@ class EndpointSlices:
             jobs.observe("priorities", self._namespaces.changes, self._follow_namespaces)
 
     def live(self) -> list[CiliumEndpointSlice]:
-        """The actual slices."""
+        """Return the actual slices."""
         return self._slices.all()
 
     def find(self, name: str) -> CiliumEndpointSlice | None:

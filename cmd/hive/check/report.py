@@ -24,7 +24,7 @@ _INDENT: Final = 10
 
 
 def options(command: F) -> F:
-    """The options of every command that runs checks."""
+    """Add the options of every command that runs checks."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end."),
         click.option(

@@ -35,7 +35,7 @@ from hive.client import TIMEOUT, connect, socket_option
 from hive.names import endpoint_number
 from hive.observe.drop_reason import reason_text
 from hive.observe.monitor_filter import VERDICTS, Wanted
-from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, held_and_coming
+from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, stored_and_live
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET, echo_fitted
@@ -224,11 +224,11 @@ def command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with a summary
     try:
         if past:
-            found = held_and_coming(
+            found = stored_and_live(
                 agent_socket, since, last, shows, named=not numeric or bool(pods or namespaces)
             )
         else:
-            found = filter(shows, coming(monitor_socket or agent_socket.with_name(SOCKET)))
+            found = filter(shows, live_events(monitor_socket or agent_socket.with_name(SOCKET)))
         for seen in found:
             names.at(seen)
             event = seen.event
@@ -255,7 +255,7 @@ def command(
     )
 
 
-def coming(path: Path) -> Iterator[Seen]:
+def live_events(path: Path) -> Iterator[Seen]:
     """Yield events until the agent closes the connection. Raises click.ClickException."""
     with connect(path) as stream:
         click.echo(LISTENING, err=True)

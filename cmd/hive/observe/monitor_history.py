@@ -91,7 +91,7 @@ class NamesThen:
         return self._then.get(kind, {}).get(key, "")
 
 
-def held_and_coming(
+def stored_and_live(
     agent_socket: Path, since: int | None, last: int | None, shows: Callable[[Seen], bool], *, named: bool
 ) -> Iterator[Seen]:
     """Yield stored events since a time, or the last N selected ones, then live events.

@@ -19,7 +19,7 @@ class Archive(msgspec.Struct, frozen=True):
     files: dict[str, str]
 
     def text(self) -> str:
-        """The page: parse() returns an equal archive, with a line end added to each part."""
+        """Return the page: parse() returns an equal archive, with a line end added to each part."""
         parts = [_ended(self.script)]
         for name, content in self.files.items():
             parts += [f"-- {name} --\n", _ended(content)]
@@ -27,7 +27,10 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 def parse(page: str) -> Archive:
-    """The parts of a page. Raises ValueError("line N: ...") for a name that comes twice or leads outside."""
+    """Return the parts of a page.
+
+    Raises ValueError("line N: ...") for a name that comes twice or leads outside.
+    """
     script: list[str] = []
     files: dict[str, list[str]] = {}
     current = script

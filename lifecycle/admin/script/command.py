@@ -62,11 +62,11 @@ class Arguments(msgspec.Struct, frozen=True):
     """By name, with defaults; a switch is ``true`` or empty."""
 
     def seconds(self, flag: str) -> float:
-        """The value of a flag of kind time."""
+        """Return the value of a flag of kind time."""
         return float(Duration.parse(self.flags[flag]))
 
     def parts(self, flag: str) -> list[str]:
-        """The parts of a list with commas."""
+        """Return the parts of a list with commas."""
         return [part for part in self.flags[flag].split(",") if part]
 
 
@@ -107,13 +107,13 @@ class State:
             await self._write(line)
 
     def take(self) -> str:
-        """The output since the last call."""
+        """Return the output since the last call."""
         text = "".join(self._printed)
         self._printed.clear()
         return text
 
     def path(self, name: str) -> Path:
-        """The file of that name. Raises CommandError if files are not available or it is outside."""
+        """Return the file of that name. Raises CommandError if files are not available or it is outside."""
         if self.directory is None:
             raise CommandError(f"{name}: files are for scripts; in a shell, take what is printed")
         path = (self.directory / name).resolve()
@@ -122,7 +122,7 @@ class State:
         return path
 
     def text_of(self, name: str) -> str:
-        """The contents of a file, or of ``stdout`` or ``stderr``. Raises CommandError."""
+        """Return the contents of a file, or of ``stdout`` or ``stderr``. Raises CommandError."""
         if name in {"stdout", "stderr"}:
             return self.stdout if name == "stdout" else self.stderr
         try:
@@ -156,7 +156,7 @@ class Command(msgspec.Struct, frozen=True):
     """What it changes, for the log of a server; None for a command that only reads."""
 
     def usage(self) -> str:
-        """The usage, in one line."""
+        """Return the usage, in one line."""
         flags = [
             f"[--{flag.name}]" if flag.kind == "switch" else f"[--{flag.name}=...]" for flag in self.flags
         ]

@@ -85,7 +85,7 @@ class Engine:
         return command is not None and command.endless
 
     def called(self, text: str) -> Command | None:
-        """The command that the line calls; None if there is none of that name."""
+        """Return the command that the line calls; None if there is none of that name."""
         words, word = unfinished(f"{text} ")
         return self.commands.get(words[0] if words else word)
 

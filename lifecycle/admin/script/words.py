@@ -41,7 +41,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def read(text: str, number: int = 1) -> Line | None:
-    """The command in a line, None if that is empty or a comment. Raises ValueError for a syntax error."""
+    """Return the command in a line, None if that is empty or a comment.
+
+    Raises ValueError for a syntax error.
+    """
     rest = text.strip()
     wanted: Wanted = "success"
     retried = False
@@ -72,7 +75,7 @@ def expand(word: tuple[Piece, ...], variables: Mapping[str, str]) -> str:
 
 
 def unfinished(text: str) -> tuple[list[str], str]:
-    """The words of an incomplete line, and the beginning of its last word; for completion."""
+    """Return the words of an incomplete line, and the beginning of its last word; for completion."""
     rest = text.lstrip()
     if (prefix := _PREFIX.match(rest)) is not None:
         rest = rest[prefix.end() :]
@@ -83,7 +86,7 @@ def unfinished(text: str) -> tuple[list[str], str]:
 
 
 def _split(text: str) -> tuple[list[list[Piece]], bool]:
-    """The words, and whether a quote is open at the end."""
+    """Return the words, and whether a quote is open at the end."""
     words: list[list[Piece]] = []
     word: list[Piece] | None = None
     position, quoted = 0, False

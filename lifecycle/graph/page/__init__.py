@@ -29,7 +29,7 @@ SCRIPTS = (
 def page(
     graph: Parts, timeline: Timeline | None = None, health: Mapping[str, tuple[str, str]] | None = None
 ) -> str:
-    """The page, with data, style and scripts."""
+    """Return the page, with data, style and scripts."""
     script = "\n".join(['\n"use strict";', *map(part, SCRIPTS), ""])
     data = {
         "graph": json.loads(graph.json()),
@@ -50,5 +50,5 @@ def page(
 
 
 def part(name: str) -> str:
-    """A file of the page, such as ``look.css`` and ``elements.js``. Raises FileNotFoundError."""
+    """Return a file of the page, such as ``look.css`` and ``elements.js``. Raises FileNotFoundError."""
     return (files(__name__) / name).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from cells.hubble.hubble import Hubble
-from hive.observe.monitor_history import Seen, held_and_coming
+from hive.observe.monitor_history import Seen, stored_and_live
 from lifecycle import supply
 from tests.unit.api.node import running_node
 from tests.unit.hubble.holding import HoldingHubble
@@ -33,7 +33,7 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
         began = time.time_ns()
         hubble.drop()
         hubble.drop()
-        found = held_and_coming(node.socket, None, 2, lambda _: True, named=True)
+        found = stored_and_live(node.socket, None, 2, lambda _: True, named=True)
         newest = [await seen(found), await seen(found)]
         assert all(one.time.timestamp() * 1e9 > began - 1000 for one in newest)
         names = newest[0].names or {}
@@ -41,7 +41,7 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
         assert "default/web-7d4b9c6f5-abcde" in names["endpoints"].values()
         hubble.drop()
         assert (await seen(found)).names is None
-        since = held_and_coming(node.socket, began, None, lambda _: True, named=False)
+        since = stored_and_live(node.socket, began, None, lambda _: True, named=False)
         assert [(await seen(since)).names for _ in range(3)] == [None] * 3
     for stream in (found, since):
         with pytest.raises(click.ClickException, match="has ended the answer"):
@@ -50,6 +50,6 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
 
 async def test_without_hubble_events_are_refused_with_the_setting_to_enable(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
-        found = held_and_coming(node.socket, None, 2, lambda _: True, named=True)
+        found = stored_and_live(node.socket, None, 2, lambda _: True, named=True)
         with pytest.raises(click.ClickException, match=r"keeps no past events: set enable-hubble=true"):
             await anyio.to_thread.run_sync(next, found)

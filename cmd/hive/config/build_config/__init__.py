@@ -1,1 +1,1 @@
-"""``hive build-config``: one configuration directory out of several sources; an init container's command."""
+"""``hive build-config``: builds the configuration directory from several sources, in an init container."""

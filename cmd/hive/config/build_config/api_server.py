@@ -1,6 +1,6 @@
-"""The cluster by its API server: what build-config asks is fetched once, before it is looked at.
+"""An API server as the source of build-config's objects, which are fetched once, at the start.
 
-Source: Cilium 1.17, the client that cilium-dbg build-config starts (it waits a minute for a server).
+Source: Cilium 1.17, the client of cilium-dbg build-config (it waits a minute for a server).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from cells.kubernetes.settings import KubernetesSettings
 
 NODE_CONFIGS = ("cilium.io/v2", "cilium.io/v2alpha1")
-"""Versions of CiliumNodeConfig, the second one asked where the first has none."""
+"""Versions of CiliumNodeConfig; the second one is requested if the first has no objects."""
 PATIENCE = 60.0
-"""For how many seconds a server is asked that cannot answer; the kubelet starts the container again later."""
+"""Seconds for which an unavailable server is retried; the kubelet restarts the container later."""
 PAUSE = 5.0
-"""Seconds from one time to the next."""
+"""Seconds between retries."""
 
 
 class ApiServer(Manifests):
-    """The objects that these sources are about, of an API server.
+    """The objects of these sources on an API server.
 
-    Without an answer, or with a 5xx, it is asked again for ``patience`` seconds.
+    Without an answer, or after a 5xx, requests are retried for ``patience`` seconds.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ApiServer(Manifests):
         until = anyio.current_time() + self._patience
         while True:
             try:
-                found = {path: one async for path, one in self._objects_of(client)}  # each once
+                found = {path: one async for path, one in self._objects_of(client)}  # each object once
                 return [(Path(path), one) for path, one in found.items()]
             except (UnreachableError, ApiError) as error:
                 left = until - anyio.current_time()
@@ -105,7 +105,7 @@ class ApiServer(Manifests):
 
 
 async def _got(client: "Client", path: str) -> dict[str, Any] | None:
-    """What is there, or None. Raises KubernetesError, ClusterError."""
+    """Return an object, or None. Raises KubernetesError, ClusterError."""
     import msgspec
 
     from cells.kubernetes.client.errors import NotFoundError
@@ -121,10 +121,10 @@ async def _got(client: "Client", path: str) -> dict[str, Any] | None:
 
 
 async def _node_configs(client: "Client", namespace: str) -> list[tuple[str, dict[str, Any]]]:
-    """Those of the newer version, or of the older one where there are none, or it cannot be had.
+    """Return objects of the newer version, or of the older one if there are none or the newer one fails.
 
-    None where the server knows of neither. Raises UnreachableError, or the first KubernetesError if one
-    version cannot be had and the other has nothing to say.
+    None if the server has neither. Raises UnreachableError, or the first KubernetesError if one version fails
+    and the other has no objects.
     """
     from cells.kubernetes.client.errors import KubernetesError, UnreachableError
 

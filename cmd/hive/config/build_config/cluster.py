@@ -1,4 +1,4 @@
-"""Reads for build-config from Kubernetes.
+"""The objects that build-config reads from Kubernetes, and the interface of their sources.
 
 Source: CiliumNodeConfig (cilium.io/v2), LabelSelector of the Kubernetes API.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ClusterError(Exception):
-    """The cluster cannot be asked, or its answer cannot be understood: one line."""
+    """The cluster cannot be queried, or its answer is invalid; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Expression:
     values: tuple[str, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels meet it; a label that is not there is in no set, so NotIn holds for it."""
+        """Whether labels match; a missing label is in no set, so NotIn matches."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -45,29 +45,29 @@ class NodeConfig:
     """None selects nothing, and the empty selector everything."""
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether it is for a node with these labels."""
+        """Whether it applies to a node with these labels."""
         return self.selector is not None and all(one.matches(labels) for one in self.selector)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What of a Node matters here."""
+    """The fields of a Node that are read."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cluster(Protocol):
-    """Where the objects are. Methods raise ClusterError."""
+    """A source of objects. Methods raise ClusterError."""
 
     def config_map(self, namespace: str, name: str) -> Mapping[str, str] | None:
-        """The data of a ConfigMap, or None if there is none of that name."""
+        """Return the data of a ConfigMap, or None."""
         ...
 
     def node_configs(self, namespace: str) -> list[NodeConfig]:
-        """All CiliumNodeConfigs of a namespace."""
+        """Return all CiliumNodeConfigs of a namespace."""
         ...
 
     def node(self, name: str) -> Node | None:
-        """A node, or None."""
+        """Return a node, or None."""
         ...

@@ -1,4 +1,4 @@
-"""``hive build-config``: from its arguments to the directory, or to one line with the reason."""
+"""``hive build-config``: its command line."""
 
 import os
 from pathlib import Path
@@ -47,10 +47,10 @@ def command(
     k8s_kubeconfig_path: str,
     k8s_api_server: str,
 ) -> None:
-    """Write the agent's configuration directory, a file per setting, out of several sources.
+    """Write the agent's configuration directory, one file per setting, from several sources.
 
-    Afterwards the agent is started with --config-dir. The directory is written whole or not at all. The API
-    server is that of the options, else that of the cluster this pod runs in.
+    Start the agent with this --config-dir afterwards. The directory is replaced atomically. The API server is
+    that of the options, by default that of the pod's cluster.
     """
     if not dest:
         raise click.UsageError("--dest is required: the directory to write")
@@ -78,7 +78,7 @@ def command(
 def _cluster(
     manifests_dir: Path | None, wanted: list[Source], node: str, kubeconfig: str, server: str
 ) -> Cluster:
-    """Where the sources are looked up. Raises SourceError."""
+    """Return the source of objects. Raises SourceError."""
     if manifests_dir is not None:
         return Manifests(manifests_dir)
     for source in wanted:

@@ -1,4 +1,4 @@
-"""The cluster as a directory of manifests: what build-config asks is read from YAML files."""
+"""A directory of manifests as the source of build-config's objects."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,21 +12,21 @@ SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 class Manifests:
-    """Objects of the files below a directory, read when first asked for; a file may hold several."""
+    """The objects in YAML files below a directory, read on first use; a file may contain several."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: list[tuple[Path, dict[str, Any]]] | None = None
 
     def config_map(self, namespace: str, name: str) -> Mapping[str, str] | None:
-        """The data of the ConfigMap."""
+        """See Cluster."""
         for path, found in self._objects("ConfigMap"):
             if (_namespace(found), _name(found)) == (namespace, name):
                 return _texts(path, found, "data")
         return None
 
     def node_configs(self, namespace: str) -> list[NodeConfig]:
-        """CiliumNodeConfigs of the namespace."""
+        """See Cluster."""
         return [
             NodeConfig(namespace, _name(found), _texts(path, spec, "defaults"), _selector(path, spec))
             for path, found in self._objects("CiliumNodeConfig")
@@ -34,7 +34,7 @@ class Manifests:
         ]
 
     def node(self, name: str) -> Node | None:
-        """The Node."""
+        """See Cluster."""
         for path, found in self._objects("Node"):
             if _name(found) == name:
                 metadata = found["metadata"]
@@ -79,7 +79,7 @@ def _namespace(found: Mapping[str, Any]) -> str:
 
 
 def _texts(path: Path, parent: Mapping[str, Any], key: str) -> dict[str, str]:
-    """A map of texts. Numbers and booleans, as YAML reads them unquoted, are refused as the API would."""
+    """Return a map of strings. Unquoted numbers and booleans are rejected, as by the API."""
     found = parent.get(key) or {}
     if not isinstance(found, dict):
         raise ClusterError(f"{path}: {key}: expected a mapping")

@@ -1,4 +1,4 @@
-"""Several sources become one set of settings: later ones win, as far as they may.
+"""Merges several sources of settings: later ones override earlier ones, as far as they may.
 
 Source: Cilium 1.17, cilium-dbg build-config.
 """
@@ -12,13 +12,16 @@ from hive.config.build_config.sources import Found, Report
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What sources after the first may set. None is not a list; with both, only ``allow`` counts."""
+    """The settings that sources after the first may set.
+
+    None: no list. With both lists, only ``allow`` applies.
+    """
 
     allow: frozenset[str] | None = None
     deny: frozenset[str] | None = None
 
     def permits(self, key: str) -> bool:
-        """Whether a later source may set it."""
+        """Whether a later source may set the key."""
         if self.allow is not None:
             return key in self.allow
         return self.deny is None or key not in self.deny
@@ -27,7 +30,9 @@ class Overrides:
 def merge(
     first: Sequence[Found], later: Sequence[Found], overrides: Overrides, report: Report
 ) -> dict[str, str]:
-    """The settings, and where they are from under ``config-sources`` and ``config-sources-overrides``."""
+    """Return the merged settings, with their sources under ``config-sources`` and
+    ``config-sources-overrides``.
+    """
     values: dict[str, str] = {}
     for found in first:
         _put(values, found.values, found, report)

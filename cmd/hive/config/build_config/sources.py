@@ -1,4 +1,4 @@
-"""Where settings come from: the sources of a command line, read one by one.
+"""The sources of settings of a command line, read one by one.
 
 Source: Cilium 1.17, cilium-dbg build-config.
 """
@@ -13,19 +13,19 @@ ANNOTATION_PREFIX = "config.cilium.io/"
 KINDS = ("config-map", "cilium-node-config", "node", "directory")
 
 _TRIES = 10
-"""How often a mounted ConfigMap is read that is swapped meanwhile."""
+"""Attempts to read a mounted ConfigMap that is swapped meanwhile."""
 
 Report = Callable[[str], None]
 """Writes a line to the container's log."""
 
 
 class SourceError(Exception):
-    """A source that was asked for wrongly: one line."""
+    """An invalid source; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source, as it is named in ``config-sources``."""
+    """One source, named as in ``config-sources``."""
 
     kind: str
     namespace: str
@@ -39,14 +39,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a source had; one that lists objects has one of these for each."""
+    """The settings of a source; a source with several objects has one of these per object."""
 
     source: Source
     values: Mapping[str, str]
 
 
 def parse_source(text: str, namespace: str, node: str) -> Source:
-    """A source out of ``kind[:[namespace/]name]``; what is left out is this pod's. Raises SourceError."""
+    """Parse ``kind[:[namespace/]name]``; defaults are those of this pod. Raises SourceError."""
     kind, _, rest = text.partition(":")
     place, slash, name = rest.partition("/")
     match kind:
@@ -62,7 +62,7 @@ def parse_source(text: str, namespace: str, node: str) -> Source:
 
 
 def read_source(source: Source, cluster: Cluster, node: str, report: Report) -> list[Found]:
-    """What the source has, weaker first. Raises ClusterError, SourceError, OSError."""
+    """Return the source's settings, lowest precedence first. Raises ClusterError, SourceError, OSError."""
     match source.kind:
         case "config-map":
             values = cluster.config_map(source.namespace, source.name)
@@ -93,7 +93,7 @@ def _node_configs(source: Source, cluster: Cluster, node: str, report: Report) -
 
 
 def _node_overrides(source: Source, cluster: Cluster, report: Report) -> dict[str, str]:
-    """Settings a node carries by itself; its annotations are stronger than its labels."""
+    """Return the settings in a node's metadata; annotations override labels."""
     node = cluster.node(source.name)
     if node is None:
         report(f"error: {source.title} not found: taken as empty")
@@ -111,12 +111,12 @@ def _node_overrides(source: Source, cluster: Cluster, report: Report) -> dict[st
 
 
 def read_directory(path: str) -> dict[str, str]:
-    """A mounted ConfigMap: its files, without the mount's own. Raises OSError, SourceError."""
+    """Read a mounted ConfigMap, without the mount's own files. Raises OSError, SourceError."""
     directory = Path(path)
     if not directory.is_dir():
         raise SourceError(f"directory:{path}: expected a directory, such as a mounted ConfigMap")
     for _ in range(_TRIES):
-        # Where ..data leads nothing ever changes: the kubelet makes a new place, and removes the old one.
+        # The target of ..data never changes: the kubelet creates a new directory, and removes the old one.
         place = (directory / "..data").resolve() if (directory / "..data").is_dir() else directory
         try:
             return {

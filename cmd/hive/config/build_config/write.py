@@ -1,4 +1,4 @@
-"""The configuration directory: all of it at once, as Kubernetes writes a mounted ConfigMap."""
+"""Writes the configuration directory atomically, as Kubernetes writes a mounted ConfigMap."""
 
 import shutil
 import time
@@ -12,10 +12,10 @@ DATA = "..data"
 
 
 def write_directory(directory: Path, values: Mapping[str, str], report: Report) -> None:
-    """Make the directory's files be these values; a reader sees the earlier ones or these, never a mixture.
+    """Replace the directory's files by these values; readers see either the old or the new ones.
 
-    Files are links through ``..data`` to the newest of ``..data_*``; links and data of earlier runs that mean
-    nothing any more are removed. Raises OSError, and then the earlier values stand.
+    Files are links through ``..data`` to the newest of ``..data_*``; unused links and data of earlier runs
+    are removed. Raises OSError; then the previous values stay.
     """
     wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
     for key in wrong:
@@ -28,7 +28,7 @@ def write_directory(directory: Path, values: Mapping[str, str], report: Report) 
             path = fresh / key
             path.write_text(values[key], encoding="utf-8")
             path.chmod(0o644)
-        # Links first: each dangles, or shows the earlier value, until the data they go through is exchanged.
+        # Links first: each dangles, or shows the previous value, until ..data is replaced.
         for key in keys:
             if not (directory / key).is_symlink():
                 _replace_link(directory / key, f"{DATA}/{key}")
