@@ -205,7 +205,7 @@ class UnservedGateways(UnservedSettings, frozen=True):
     """VXLAN tunnel endpoints outside the cluster are not supported yet."""
 
     enable_egress_gateway: bool = False
-    """A name of Cilium 1.18; use enable-ipv4-egress-gateway."""
+    """A name of later versions; use enable-ipv4-egress-gateway."""
 
     enable_ipip_termination: bool = False
     """Termination of IPIP tunnels is not supported."""
@@ -275,7 +275,7 @@ class UnservedProxy(UnservedSettings, frozen=True):
     """CiliumEnvoyConfigs are not supported yet."""
 
     enable_bpf_tproxy: bool = False
-    """Redirection to proxies by BPF TPROXY is not configurable."""
+    """Packets to proxies are always redirected by bpf_sk_assign."""
 
     enable_ingress_controller: bool = False
     """Ingress is not supported yet."""

@@ -151,7 +151,9 @@ def _run(arguments: list[str] | None) -> int:
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else _command_of(arguments)
         message = " ".join(error.format_message().split()).rstrip(".")
-        return _report(f"{message[:1].lower()}{message[1:]} (see: {where} --help)", USAGE)
+        if message[1:2].islower():  # click's begin in upper case
+            message = f"{message[0].lower()}{message[1:]}"
+        return _report(f"{message} (see: {where} --help)", USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

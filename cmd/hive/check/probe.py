@@ -328,16 +328,20 @@ def try_(tries: str) -> None:
     (seconds).
     """
     try:
-        wanted: list[Any] = json.loads(tries)
-        checked = [_checked(one) for one in wanted]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise click.UsageError(f"{error}: expected a list of objects in JSON, see the examples") from error
+        wanted: Any = json.loads(tries)
+        checked = [_checked(one) for one in wanted] if isinstance(wanted, list) else None
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(f"JSON: {error}") from error
+    if checked is None:
+        raise click.UsageError(f"JSON: expected a list of objects, not {tries}")
     click.echo(json.dumps(attempt(checked)))
 
 
 def _checked(one: Any) -> Try:
-    if one["kind"] not in KINDS:
-        raise ValueError(f"kind {one['kind']!r}")
+    if not isinstance(one, dict) or "to" not in one:
+        raise ValueError(f"expected an object with kind and to, not {json.dumps(one)}")
+    if one.get("kind") not in KINDS:
+        raise ValueError(f"kind {one.get('kind')}: expected one of {', '.join(KINDS)}")
     return Try(
         kind=one["kind"],
         to=str(one["to"]),

@@ -409,6 +409,9 @@ def test_an_answer_that_is_not_json_is_reported(tmp_path: Path, capsys: pytest.C
         (["lab", "exec"], "hive: missing argument"),
         (["status", "--wait"], "(see: hive status --help)"),
         (["endpoint", "list", "--timeout"], "(see: hive endpoint list --help)"),
+        (["probe", "try", "{}"], "hive: JSON: expected a list of objects, not {}"),
+        (["probe", "try", "[1]"], "expected an object with kind and to, not 1"),
+        (["probe", "try", '[{"to": "a"}]'], "kind None: expected one of tcp,"),
         (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )
