@@ -154,6 +154,11 @@ class ServiceAddress(bytes):
         """IANA protocol number."""
         return self[-1]
 
+    @property
+    def of_any_protocol(self) -> ServiceAddress:
+        """The address and port without a protocol."""
+        return ServiceAddress.read(self[:-1] + bytes([ANY_PROTOCOL]))
+
     def __str__(self) -> str:
         ip = self.ip
         return f"[{ip}]:{self.port}" if ip.version == IPV6 else f"{ip}:{self.port}"
@@ -181,6 +186,11 @@ class FrontendKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.address}/i" if self.scope == INTERNAL else str(self.address)
+
+    @property
+    def of_any_protocol(self) -> FrontendKey:
+        """The key that agents use which do not distinguish protocols."""
+        return FrontendKey(self.address.of_any_protocol, self.scope)
 
 
 class ServiceName(NamedTuple):

@@ -133,8 +133,7 @@ class LoadBalancer:
         return plan
 
     def _families(self) -> tuple[int, ...]:
-        families = ((4, self._options.enable_ipv4), (6, self._options.enable_ipv6))
-        return tuple(family for family, enabled in families if enabled)
+        return (4,) * self._options.enable_ipv4 + (6,) * self._options.enable_ipv6
 
     def _restore_backends(self, found: Restored) -> None:
         for number, backend in found.backends.items():
@@ -227,7 +226,8 @@ class LoadBalancer:
             own = addresses_of(frontend.backends)
             before = len(seen)
             seen.update(own)
-            if len(seen) - before != len(own) or frontend.number or self.realised(frontend.key) is not None:
+            keys = {frontend.key, frontend.key.of_any_protocol}
+            if len(seen) - before != len(own) or frontend.number or any(map(self.realised, keys)):
                 continue
             if _all_chosen(frontend.backends) and known.isdisjoint(own):
                 found[frontend.key.address[0]].append(frontend)
@@ -235,8 +235,7 @@ class LoadBalancer:
 
     def _put_new(self, frontend: Frontend, numbers: Sequence[int], plan: WritePlan) -> PlannedFrontend:
         """Plan to serve a new frontend with these backends, all selectable, in this order."""
-        key = frontend.key
-        name = SERVICES[key.address[0]]
+        key, name = frontend.key, SERVICES[frontend.key.address[0]]
         number = self._service_ids.allocate(key)
         row = ServedFrontend(number, frontend)
         self.unsettled[key] = row
@@ -258,6 +257,8 @@ class LoadBalancer:
         before = _NO_ADDRESSES
         if old is None:
             number = self._number(frontend)
+            if (earlier := self.realised(key.of_any_protocol)) is not None:
+                frontend = earlier.with_states(frontend)
         else:
             number = old.id
             before = frozenset(addresses_of(old.shown.backends))

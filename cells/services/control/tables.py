@@ -98,12 +98,15 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     def with_states(self, frontend: Frontend) -> Frontend:
         """Keep the states of inactive backends until their source changes them or they are removed.
 
-        Active is the default in sources. Terminating is final; other states are set and reset manually.
+        Active is the default in sources. Terminating is final; other states are set and reset manually. The
+        other frontend may have a protocol where this one has none.
         """
         backends = self.shown.backends
         if isinstance(backends, SliceBackends):  # all are active
             return frontend
-        states = {one.address: one.state for one in backends if one.state is not BackendState.ACTIVE}
+        states = {
+            one.address.of_any_protocol: one.state for one in backends if one.state is not BackendState.ACTIVE
+        }
         if not states:
             return frontend
         return msgspec.structs.replace(
@@ -111,7 +114,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
             backends=tuple(
                 msgspec.structs.replace(one, state=state)
                 if one.state is BackendState.ACTIVE
-                and (state := states.get(one.address)) is not None
+                and (state := states.get(one.address.of_any_protocol)) is not None
                 and (state is BackendState.TERMINATING or not one.manual)
                 else one
                 for one in frontend.backends

@@ -226,12 +226,20 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         """Continue from the entries of the maps; unchanged ones are not written."""
         if error := await self._write(self._balancer.restore(held)):
             raise error
-        unserved = {*self._balancer.unsettled, *self._served.keys()} - {*self._table.keys()}
-        await self._drop(unserved)  # drop() retries failed ones
+        keys = self._table.keys()
+        unserved = {*self._balancer.unsettled, *self._served.keys()} - {*keys}
+        wanted = {key.of_any_protocol for key in keys}
+        replaced = {key for key in unserved if key.of_any_protocol in wanted}
+        await self._drop(unserved - replaced)  # drop() retries failed ones
         frontends = self._table.all()
         for first in range(0, len(frontends), _CHUNK):
             chunk = frontends[first : first + _CHUNK]
             self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() retries them
+            # until now packets find the frontends of an agent that distinguished protocols where this one
+            # does not, or the reverse
+            written = {one.key.of_any_protocol for one in chunk}
+            await self._drop(dropped := {key for key in replaced if key.of_any_protocol in written})
+            replaced -= dropped
             if first + _CHUNK < len(frontends):
                 await anyio.lowlevel.checkpoint()
         await self._collect(())
