@@ -1,4 +1,4 @@
-"""A laboratory: whole nodes in namespaces of their own on one machine, for people to watch and tests to use.
+"""Run whole nodes on one machine, each in its own namespaces: for ``hive lab``, and for tests.
 
 Nothing is imported here: ``hive lab`` subcommands load only what they need.
 """

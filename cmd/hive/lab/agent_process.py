@@ -1,4 +1,8 @@
-"""The agent of a lab node: started as the child process a node would have, waited for, found again, ended."""
+"""Start, find and stop the agent of a lab node.
+
+The agent is a child process inside the node's namespaces that outlives the command that starts it. Its pid,
+settings and log are files in the node's directory, so that later commands find them.
+"""
 
 import contextlib
 import json
@@ -22,9 +26,10 @@ _SETTLE = 0.02
 
 
 def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
-    """Start ``hive agent`` inside the node and return its pid; `settings` are more ``--name=value``.
+    """Start ``hive agent`` inside the node and return its pid.
 
-    It outlives us: own session, output in the node's agent.log. `wrapper` is a command that becomes it.
+    ``settings`` are further ``--name=value`` options. ``wrapper`` is a command that executes the agent, such
+    as strace. The agent gets its own session, and writes to agent.log of the node.
     """
     command = [
         *wrapper,
@@ -47,7 +52,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
             env=_environment(lab),
             start_new_session=True,
         )
-    # It is found again by its pid: we do not wait for it as its parent.
+    # Popen must not wait for it: it outlives this process, and is found by its pid file.
     process.returncode = 0
     _pidfile(lab).write_text(f"{process.pid} {birth(process.pid)}")
     _settings_file(lab).write_text(json.dumps(settings))
@@ -55,13 +60,13 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
 
 
 def _numbering(settings: Sequence[str]) -> list[str]:
-    """Identities from the upper half, as half of a cluster's pods have: they set the highest bit of marks."""
+    """Return a setting for identities whose numbers also set the highest bit of packet marks."""
     named = any(each.startswith("--first-identity=") for each in settings)
     return [] if named else [f"--first-identity={FIRST_IDENTITY}"]
 
 
 def last_settings(lab: Lab) -> list[str]:
-    """The settings its agent was started with last; none if it never was."""
+    """Return the settings of the agent's last start; none if it never started."""
     try:
         found: list[str] = json.loads(_settings_file(lab).read_text())
     except FileNotFoundError:
@@ -74,19 +79,19 @@ def _settings_file(lab: Lab) -> Path:
 
 
 def _environment(lab: Lab) -> dict[str, str]:
-    """Ours without an agent's settings; a node that has objects goes by its own name."""
+    """Return this process's environment without agent settings; a node with objects gets its own name."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")}
     return found | ({"K8S_NODE_NAME": lab.name} if lab.manifests.is_dir() else {})
 
 
 def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
-    """Wait until the agent serves the API and has written the network configuration; seconds it took.
+    """Wait until the agent serves its API and has written the CNI configuration; return the seconds.
 
-    Raises LabError, with the end of the agent's log, when it ends instead or takes too long.
+    Raises LabError with the end of the agent's log if the agent exits or the time runs out.
     """
     began = time.monotonic()
     agent_socket = api_socket(pid)
-    while not (lab.cni_conf.exists() and _serves(agent_socket)):  # it is asked only when it may be ready
+    while not (lab.cni_conf.exists() and _serves(agent_socket)):  # no request before the file exists
         if wait_exited(pid, _SETTLE):
             _collect(pid)
             raise LabError(f"the agent of node {lab.name} ended instead of serving:\n{log_end(lab)}")
@@ -108,15 +113,15 @@ def wait_for_pod(lab: Lab, namespace: str, pod: str) -> None:
 
 
 def api_socket(pid: int) -> Path:
-    """The API socket of an agent, as seen from outside its node.
+    """Return the path of an agent's API socket from outside its node.
 
-    Without /var/run: an absolute symbolic link leads out of /proc/<pid>/root again.
+    Not by /var/run, an absolute symbolic link, which would lead out of /proc/<pid>/root.
     """
     return Path(f"/proc/{pid}/root/run/cilium/cilium.sock")
 
 
 def running(lab: Lab) -> int | None:
-    """The pid of the node's agent, if it runs."""
+    """Return the pid of the node's agent; None if it does not run."""
     try:
         pid, born = _pidfile(lab).read_text().split()
     except (FileNotFoundError, ValueError):
@@ -125,18 +130,18 @@ def running(lab: Lab) -> int | None:
 
 
 def terminate(lab: Lab, within: float = 30.0) -> bool:
-    """Ask the agent to end, and wait; false when it does not within `within` seconds."""
+    """Send SIGTERM to the agent and wait; False if it still runs after ``within`` seconds."""
     return _end(lab, signal.SIGTERM, within)
 
 
 def crash(lab: Lab) -> None:
-    """Kill the agent with -9, as the out-of-memory killer would."""
+    """Kill the agent with SIGKILL. Raises LabError if it survives."""
     if not _end(lab, signal.SIGKILL, 30.0):
         raise LabError(f"the agent of node {lab.name} survives SIGKILL")
 
 
 def log_end(lab: Lab, lines: int = 12) -> str:
-    """The last lines the agent printed."""
+    """Return the last lines of the agent's log."""
     try:
         text = lab.agent_log.read_text(errors="replace")
     except FileNotFoundError:
@@ -166,7 +171,10 @@ def _pidfile(lab: Lab) -> Path:
 
 
 def birth(pid: int) -> str | None:
-    """Start time, by which a later process with its pid differs (proc_pid_stat(5), field 22)."""
+    """Return the start time of a process, None if it has exited: a later process with its pid differs.
+
+    Source: proc_pid_stat(5), field 22.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -175,7 +183,7 @@ def birth(pid: int) -> str | None:
 
 
 def _serves(agent_socket: Path) -> bool:
-    """Whether the agent is well; without its store it does what it can."""
+    """Return whether the agent reports health, or fails only because its kvstore is unreachable."""
     try:
         if (
             ask("/v1/healthz", agent_socket, {"Brief": "true"}, timeout=READY_WITHIN)["cilium"]["state"]

@@ -1,4 +1,4 @@
-"""A control group for a lab node: services at sockets are served to its processes, not to the machine's."""
+"""Cgroups of lab nodes: socket load balancing applies to a node's processes, not to the whole machine."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ _SOCKETS = {text for each in _OPTIONS for text in (each, f"{each}=true")}
 
 
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
-    """Further settings for an agent with these, so that it leaves the machine's processes alone.
+    """Return settings by which an agent attaches its socket programs to a cgroup of its node.
 
-    Who is to reach services at sockets joins the group. Raises click.ClickException where there can be none.
+    None if the settings enable no socket load balancing, or name a cgroup root. Raises click.ClickException
+    if no cgroup v2 is mounted.
     """
     asked = any(each in _SOCKETS for each in settings)
     if not asked or any(each.startswith("--cgroup-root") for each in settings):
@@ -31,7 +32,7 @@ def settings_of(name: str, settings: Sequence[str]) -> list[str]:
 
 
 def join(name: str) -> None:
-    """Put this process into the group of a node, if it has one. Raises OSError."""
+    """Move this process into the cgroup of a node, if the node has one. Raises OSError."""
     root = _root()
     if root is not None:
         with suppress(FileNotFoundError):
@@ -39,7 +40,7 @@ def join(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove the group of a node that no longer exists; one that still has processes stays."""
+    """Remove the cgroup of a removed node, unless it still has processes."""
     root = _root()
     if root is not None:
         with suppress(OSError):
@@ -51,7 +52,7 @@ def _group(root: Path, name: str) -> Path:
 
 
 def _root() -> Path | None:
-    """Where cgroup v2 is mounted on this machine, None if nowhere."""
+    """Return the mount point of cgroup v2; None if it is not mounted."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         place, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):

@@ -1,4 +1,4 @@
-"""``hive lab check``: the checks of ``hive check`` at a running lab, with pods and objects of their own."""
+"""``hive lab check``: run the checks of ``hive check`` in a running lab, with temporary pods and objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(lab: Lab, only: tuple[str, ...], skip: tuple[str, ...], within: float,
 
 
 class LabSite:
-    """The nodes of a lab, as a place for checks; leaving the block removes what it made."""
+    """Implements Site for the nodes of a lab; leaving the block removes its pods and objects."""
 
     namespace = NAMESPACE
     host_port = HOST_PORT
@@ -72,7 +72,7 @@ class LabSite:
         self.untried = {"dns": "the lab has no DNS server for services"}
 
     def __enter__(self) -> LabSite:
-        """Raises LabError while another check is at work in the lab."""
+        """Lock the lab for this check. Raises LabError while another check runs."""
         first = self._manifests.nodes[0]
         self._lock = os.open(first.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -229,7 +229,7 @@ class LabSite:
 
 
 def _pod(role: str, node: str) -> Object:
-    """The object of a pod that is yet to be attached."""
+    """Return the object of a pod that is not attached yet."""
     return pod_object(role, node, NAMESPACE, "hive", ()) | {"status": {"phase": "Pending"}}
 
 
@@ -242,7 +242,7 @@ def _spot(lab: Lab) -> Spot:
 
 
 def _addresses(lab: Lab) -> tuple[str, ...]:
-    """Those of a node."""
+    """Return the addresses of a node."""
     if not lab.cluster:
         return (NODE_ADDRESS,)
     spot = _spot(lab)

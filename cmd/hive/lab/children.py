@@ -1,4 +1,4 @@
-"""Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave."""
+"""Run a Python function in a forked child, usually inside other namespaces, and return its result."""
 
 import contextlib
 import contextvars
@@ -18,24 +18,24 @@ T = TypeVar("T")
 
 
 class ChildDiedError(RuntimeError):
-    """Raised when a child ended without a result: killed, or it left by itself."""
+    """Raised if a child exits without a result."""
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Wait up to `seconds` until a read would not block. Unlike select(2), of any descriptor (poll(2))."""
+    """Wait up to ``seconds`` until a read would not block; by poll(2), which has no limit on descriptors."""
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)
     return bool(waiting.poll(max(0.0, seconds) * 1000))
 
 
 class Stop:
-    """What a child looks at to learn that it should finish: the parent closed its end of a pipe, or died."""
+    """Tells a child to finish: the parent has closed its end of a pipe, or has died."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def wait(self, seconds: float) -> bool:
-        """Sleep up to `seconds`; true as soon as the parent wants the child to finish."""
+        """Sleep up to ``seconds``; return True as soon as the child should finish."""
         return readable(self.fd, seconds)
 
 
@@ -44,9 +44,9 @@ _TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back ctrl-C and requests to end until the block is done.
+    """Block SIGINT and SIGTERM until the block ends.
 
-    For clearing away, which is not left half-way; and for forks, where Python would swallow the exception.
+    For cleanup, which must not stop halfway, and for forks, where Python would swallow the exception.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
     try:
@@ -56,18 +56,18 @@ def undisturbed() -> Iterator[None]:
 
 
 def disturbable() -> None:
-    """In a child of an undisturbed parent: let the requests to end come through again."""
+    """Unblock these signals in a child of a parent that blocks them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
 
 
 _parent_ends: set[int] = set()
-"""Our ends of the pipes of all living children: a later child must not keep them open."""
+"""The parent's pipe ends of all running children: a later child must not keep them open."""
 
 
 class Child(Generic[T]):
-    """A forked child that runs ``fn(stop, *args)`` and hands its pickled result back.
+    """A forked child that runs ``fn(stop, *args)`` and sends back its pickled result.
 
-    `enter` runs first, in the child: it is where the child joins its namespaces.
+    ``enter`` runs first in the child, to join namespaces.
     """
 
     def __init__(self, fn: Callable[..., T], *args: Any, enter: Callable[[], None] | None = None) -> None:
@@ -91,16 +91,16 @@ class Child(Generic[T]):
         _parent_ends.update((result_read, stop_write))
 
     def stop(self) -> None:
-        """Ask the child to finish; returns at once."""
+        """Tell the child to finish; returns at once."""
         if self._stop >= 0:
             _parent_ends.discard(self._stop)
             os.close(self._stop)
             self._stop = -1
 
     def result(self, within: float | None = None) -> T:
-        """Wait for the result, at most `within` seconds.
+        """Wait up to ``within`` seconds for the result.
 
-        Raises what the child raised, ChildDiedError, or TimeoutError after killing the child.
+        Raises the child's exception, ChildDiedError, or TimeoutError after killing the child.
         """
         try:
             data = self._read(within)
@@ -116,12 +116,12 @@ class Child(Generic[T]):
         return value  # type: ignore[no-any-return]
 
     def finish(self, within: float | None = None) -> T:
-        """Ask the child to finish and wait for its result."""
+        """Tell the child to finish, and wait for its result."""
         self.stop()
         return self.result(within)
 
     def kill(self) -> None:
-        """End the child now; harmless when it has ended."""
+        """Kill the child; does nothing if it has exited."""
         if self.pid > 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -154,7 +154,7 @@ def run_child(
     enter: Callable[[], None] | None = None,
     within: float | None = None,
 ) -> T:
-    """Run ``fn(*args)`` in a forked child and return its result; see :class:`Child` for what it raises."""
+    """Run ``fn(*args)`` in a forked child and return its result. Raises as Child.result() does."""
     return Child(lambda _stop: fn(*args), enter=enter).result(within)
 
 
@@ -165,13 +165,13 @@ def _child(
     args: tuple[Any, ...],
     enter: Callable[[], None] | None,
 ) -> NoReturn:
-    # Whatever happens, the child never returns into its parent's stack.
+    # The child must never return into its parent's stack.
     try:
         try:
             disturbable()
             if enter is not None:
                 enter()
-            # In a context of its own: what the parent's context knows of its event loop is not so here.
+            # In a new context: the parent's context variables refer to its event loop.
             answer = (True, contextvars.Context().run(fn, stop, *args))
         except BaseException as error:  # noqa: BLE001  # raised in the parent
             error.add_note("in a child process:\n" + traceback.format_exc())

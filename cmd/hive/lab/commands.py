@@ -1,4 +1,4 @@
-"""``hive lab``: nodes made, listed, entered, removed and shown."""
+"""``hive lab``: create, list, enter, restart and remove nodes, and show the demo."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ from hive.signals import orderly
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 SOURCES = ("--manifests-dir", "--k8s-api-server", "--k8s-kubeconfig-path", "--config-dir")
-"""Settings that may name another source of objects than the lab's own manifests."""
+"""Settings that select another source of objects than the lab's manifests."""
 
 
 @click.group()
@@ -92,12 +92,12 @@ def up(
 
 
 def _up(lab: Lab, count: int, settings: tuple[str, ...]) -> None:
-    """Make a node that stands alone."""
+    """Create a node without a cluster."""
     from hive.lab import agent_process, pods
 
     fresh = not lab.exists
     if fresh:
-        destroy(lab)  # half of one
+        destroy(lab)  # an incomplete one
         create(lab)
         if not any(one.startswith(SOURCES) for one in settings):
             Manifests([lab]).write("namespaces", [namespace_object()])
@@ -132,7 +132,7 @@ def _too_late(lab: Lab, settings: tuple[str, ...]) -> NoReturn:
 
 
 def _refused(settings: tuple[str, ...]) -> int:
-    """Report settings with which an agent would not start; the exit code, 0 if there are none."""
+    """Report settings that the agent refuses; return the exit code, 0 if there are none."""
     from hive.agent.process import build, refuse
     from lifecycle import GraphError
 

@@ -1,6 +1,6 @@
-"""What the kernel holds of a node: maps, programs, rows, links; and whether it is really removed.
+"""List a node's BPF maps, programs, map entries and links, and whether they still exist after its removal.
 
-For forked children inside a node (look, belongings) and for the machine itself (alive).
+look() and belongings() run in forked children inside a node, alive() on the machine.
 """
 
 import ctypes
@@ -20,44 +20,44 @@ BPF_ROOT = Path("/sys/fs/bpf")
 STATE = Path("/run/cilium/state")
 ENTRY_MAP = "hive_entry"
 ROWS = ("cilium_lxc", "cilium_ipcache", "hive_endpoints")
-"""Maps with a row for every pod."""
+"""Maps with an entry for every pod."""
 DISPATCH = "dispatch"
-"""Directory of the pins of what is attached."""
+"""Directory of the pins of attached programs and links."""
 LAB_LINKS = re.compile(r"lxc.+|cilium_.+|uplink|node(-\d+)?|segment-\d+")
-"""Names of the links that a lab and its agents make."""
+"""Name prefixes of the links that a lab and its agents create."""
 GENERATION = "hive_calls_"
-"""Pins that belong to one generation of the datapath, and change with it."""
+"""Pins that belong to one generation of the datapath, and are replaced with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The BPF objects of a node: pin -> id of maps and programs, index -> id of the entry programs."""
+    """The BPF objects of a node: ids of maps and programs by pin, and of entry programs by index."""
 
     maps: dict[str, int] = field(default_factory=dict)
     programs: dict[str, int] = field(default_factory=dict)
     entries: dict[int, int] = field(default_factory=dict)
     map_ids: frozenset[int] = frozenset()
-    """All maps, also those only programs hold."""
+    """All maps, including those that only programs reference."""
 
     @property
     def program_ids(self) -> frozenset[int]:
-        """All programs that are pinned or entered."""
+        """Return the ids of all pinned programs and entry programs."""
         return frozenset(self.programs.values()) | frozenset(self.entries.values())
 
     @property
     def dispatchers(self) -> dict[str, int]:
-        """The small programs attached to links, which no generation of the datapath replaces."""
+        """Return the programs attached to links, which stay when the datapath is replaced."""
         return {pin: id_ for pin, id_ in self.programs.items() if Path(pin).parent.name == DISPATCH}
 
     @property
     def lasting_maps(self) -> dict[str, int]:
-        """The maps that outlive a generation of the datapath."""
+        """Return the maps that stay when the datapath is replaced."""
         return {pin: id_ for pin, id_ in self.maps.items() if not Path(pin).name.startswith(GENERATION)}
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What grows with every pod: host links, map rows, pins of maps, saved state."""
+    """State that grows with every pod: host links, map entries, pins of maps, saved endpoints."""
 
     links: frozenset[str]
     rows: frozenset[tuple[str, bytes]]
@@ -65,7 +65,7 @@ class Belongings:
     state: frozenset[str]
 
     def beyond(self, other: "Belongings") -> list[str]:
-        """What is here and not in `other`, in words."""
+        """Describe what exists here but not in ``other``."""
         return [
             *(f"link {name}" for name in sorted(self.links - other.links)),
             *(f"row {key.hex()} of {name}" for name, key in sorted(self.rows - other.rows)),
@@ -75,7 +75,7 @@ class Belongings:
 
 
 def look(root: Path = BPF_ROOT) -> Kernel:
-    """The BPF objects pinned below `root`, as they are now."""
+    """Return the BPF objects pinned below ``root``."""
     maps: dict[str, int] = {}
     programs: dict[str, int] = {}
     entries: dict[int, int] = {}
@@ -97,7 +97,7 @@ def look(root: Path = BPF_ROOT) -> Kernel:
 
 
 def belongings(root: Path = BPF_ROOT) -> Belongings:
-    """What the node has now of the things that come and go with pods."""
+    """Return the node's state that comes and goes with pods."""
     rows: set[tuple[str, bytes]] = set()
     pins: set[str] = set()
     for pin, kind in _pins(root):
@@ -111,21 +111,21 @@ def belongings(root: Path = BPF_ROOT) -> Belongings:
 
 
 def machine_links() -> frozenset[str]:
-    """Names of the links in the caller's network namespace."""
+    """Return the names of the links in the caller's network namespace."""
     return frozenset(name for _, name in socket.if_nameindex())
 
 
 def lab_links() -> frozenset[str]:
-    """Names of those links in the caller's network namespace that a lab, or an agent in one, makes."""
+    """Return the names of links in the caller's network namespace that a lab or its agents created."""
     return frozenset(name for name in machine_links() if LAB_LINKS.fullmatch(name))
 
 
 def alive(maps: Iterable[int], programs: Iterable[int]) -> list[str]:
-    """Those of these ids that still exist anywhere on the machine, in words.
+    """Describe the BPF objects of these ids that still exist on the machine.
 
-    Only ids are listed, nothing is opened: a prog array that a process opens and closes while the kernel is
-    clearing it is leaked for good (kernel/bpf/arraymap.c: prog_array_map_clear() takes a reference for work
-    that may be queued already).
+    Ids are only listed, not opened: a prog array that a process opens and closes while the kernel clears it
+    leaks for good (kernel/bpf/arraymap.c: prog_array_map_clear() takes a reference for work that may be
+    queued already).
     """
     libbpf = ctypes.CDLL("libbpf.so.1")
     return [
@@ -143,7 +143,7 @@ def _exists(get_next_id: Callable[..., int], id_: int) -> bool:
 
 
 def _pins(root: Path) -> Iterator[tuple[Path, str]]:
-    """Every pin below `root` and what it is: ``bpf-map``, ``bpf-prog`` or ``bpf_link``."""
+    """Return every pin below ``root`` with its type: ``bpf-map``, ``bpf-prog`` or ``bpf_link``."""
     for pin in sorted(root.rglob("*")):
         if not pin.is_file() or pin.suffix == ".debug":  # the kernel's own text files
             continue

@@ -1,4 +1,7 @@
-"""The ``--name`` of every lab command: a node, or a cluster by the name that its nodes begin with."""
+"""The option ``--name`` of lab commands: the name of a node, or of a cluster.
+
+The nodes of the cluster NAME are NAME-1, NAME-2, and so on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class _LabName(click.ParamType[Lab]):
 
 
 def name_option(default: str = "node") -> Callable[[F], F]:
-    """The ``--name`` of a command, as the parameter ``lab``; it may be a cluster's."""
+    """Add ``--name`` to a command, as the parameter ``lab``; it may name a cluster."""
     return click.option(
         "--name",
         "lab",
@@ -45,7 +48,10 @@ number_option = click.option(
 
 
 def node_named(lab: Lab, number: int | None = None) -> Lab:
-    """The node of this name, or of a cluster the one of a number, without one the first. Raises LabError."""
+    """Return the node of this name; of a cluster the node with a number, by default the first.
+
+    Raises LabError if there is none.
+    """
     if number is None and lab.exists:
         return lab
     cluster = _cluster(lab)
@@ -62,12 +68,12 @@ def node_named(lab: Lab, number: int | None = None) -> Lab:
 
 
 def nodes_named(lab: Lab) -> list[Lab]:
-    """The node of this name, also one that is not there, or all of the cluster of this name."""
+    """Return the node of this name, even if it does not exist, or all nodes of the cluster of this name."""
     return [lab] if lab.exists else Cluster(lab.name).nodes() or [lab]
 
 
 def manifests_named(lab: Lab) -> Manifests:
-    """The objects of a node and, if it is of a cluster, of all its nodes. Raises LabError."""
+    """Return the manifests of a node, or of all nodes of its cluster. Raises LabError."""
     nodes = _cluster(lab).nodes() or [node_named(lab)]
     if not nodes[0].manifests.is_dir():
         raise LabError(f"node {nodes[0].name} takes its objects from elsewhere, as its settings say")
@@ -75,6 +81,6 @@ def manifests_named(lab: Lab) -> Manifests:
 
 
 def _cluster(lab: Lab) -> Cluster:
-    """The cluster of this name, or that a node of this name is of."""
+    """Return the cluster of this name, or the cluster that a node of this name belongs to."""
     named = Cluster(lab.name)
     return named if named.nodes() else Cluster.of(lab)

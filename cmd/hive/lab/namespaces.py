@@ -1,4 +1,4 @@
-"""Network and mount namespaces: made, furnished as a node, held without any process, and entered."""
+"""Create network and mount namespaces, set them up as a node, keep them without a process, and enter them."""
 
 import errno
 import os
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Namespaces:
-    """A network namespace and, for a node, a mount namespace, held by open files.
+    """A network namespace and, for a node, a mount namespace, referenced by open files.
 
-    The code that makes one closes it; the namespaces end when nothing else holds them. Files, not bare
-    descriptors: one that an interrupt drops on its way here is closed all the same.
+    The creator closes it; the kernel removes the namespaces when nothing else references them. The references
+    are file objects, not descriptors, so that an interrupt before they are stored closes them.
     """
 
     def __init__(self, net: FileIO, mnt: FileIO | None = None) -> None:
@@ -28,7 +28,7 @@ class Namespaces:
 
     @classmethod
     def open(cls, net: Path | str, mnt: Path | str | None = None) -> "Namespaces":
-        """Open namespaces by their paths, such as bind mounts or ``/proc/<pid>/ns/net``. Raises OSError."""
+        """Open namespaces by path, such as bind mounts or ``/proc/<pid>/ns/net``. Raises OSError."""
         return cls(FileIO(net), None if mnt is None else FileIO(mnt))
 
     @property
@@ -38,7 +38,7 @@ class Namespaces:
 
     @property
     def mnt(self) -> int:
-        """Descriptor of the mount namespace. Raises ValueError when there is none."""
+        """Descriptor of the mount namespace. Raises ValueError if there is none."""
         if self._mnt is None:
             raise ValueError("these namespaces have no mount namespace")
         return self._mnt.fileno()
@@ -51,7 +51,7 @@ class Namespaces:
         syscalls.setns(self.net, syscalls.CLONE_NEWNET)
 
     def run(self, fn: Callable[..., T], *args: Any, within: float | None = None) -> T:
-        """Run ``fn(*args)`` in a forked child inside; its result, or its exception, comes back."""
+        """Run ``fn(*args)`` in a forked child inside; return its result or raise its exception."""
         return run_child(fn, *args, enter=self.enter, within=within)
 
     def start(self, fn: Callable[..., T], *args: Any) -> Child[T]:
@@ -59,7 +59,7 @@ class Namespaces:
         return Child(fn, *args, enter=self.enter)
 
     def popen(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a program inside; `options` are those of subprocess.Popen."""
+        """Start a program inside; ``options`` are those of subprocess.Popen."""
 
         def enter() -> None:
             disturbable()
@@ -69,7 +69,7 @@ class Namespaces:
             return subprocess.Popen(command, preexec_fn=enter, **options)  # noqa: PLW1509 - one thread
 
     def close(self) -> None:
-        """Let go of the namespaces."""
+        """Close the references."""
         self._net.close()
         if self._mnt is not None:
             self._mnt.close()
@@ -82,7 +82,7 @@ class Namespaces:
 
 
 def new_netns() -> Namespaces:
-    """A fresh network namespace, as a pod gets it (``lo`` down); the caller stays where it is."""
+    """Create a network namespace as a pod gets it (``lo`` down); the caller stays in its own."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.unshare(syscalls.CLONE_NEWNET)
@@ -95,9 +95,9 @@ def new_netns() -> Namespaces:
 
 
 def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
-    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`.
+    """Create network and mount namespaces set up as a node; see :func:`furnish`.
 
-    They are made on processor `cpu`, if it is given; see :func:`new_held_node`.
+    ``cpu`` is the processor to create them on; see :func:`new_held_node`.
     """
     ready_read, ready_write = os.pipe()
 
@@ -122,11 +122,11 @@ def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
 
 
 def new_held_node(share: Path, net: Path, mnt: Path) -> Namespaces:
-    """A :func:`new_node` that the new files `net` and `mnt` keep alive.
+    """Create a :func:`new_node` that the new files ``net`` and ``mnt`` keep alive.
 
-    The kernel lets a mount namespace be bound only in one with a smaller number (fs/namespace.c,
-    mnt_ns_loop()), and newer kernels number by processor: what is made on another processor than ours was
-    may be refused with EINVAL, unless ours is the machine's first.
+    A mount namespace can only be bound in one with a smaller number (fs/namespace.c, mnt_ns_loop()), and
+    newer kernels number by processor: the kernel may refuse one that was created on another processor than
+    ours with EINVAL, unless ours is the machine's first.
     """
     processors = [None, *sorted(os.sched_getaffinity(0))]
     while True:
@@ -143,15 +143,14 @@ def new_held_node(share: Path, net: Path, mnt: Path) -> Namespaces:
 
 
 def furnish(share: Path | None = None) -> None:
-    """Make the caller's fresh namespaces a node: ``lo`` up, an own /run, /sys and bpffs.
+    """Set up the caller's new namespaces as a node: ``lo`` up, private /run, /sys and bpffs.
 
-    ``/run`` becomes an empty tmpfs with ``cilium`` and ``netns`` in it, so default paths are private
-    without leaving a directory on the machine. `share`, a directory below /run, and the machine's cgroups
-    stay visible.
+    ``/run`` becomes an empty tmpfs with ``cilium`` and ``netns``, so that default paths are private and no
+    directory stays on the machine. ``share``, a directory below /run, and the machine's cgroups stay visible.
     """
     syscalls.set_loopback_up()
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # Our copies of what is mounted below /run would keep other people's namespaces alive.
+    # Our copies of mounts below /run would keep namespaces of others alive.
     for path in reversed(mounted_below(Path("/run"))):
         if path != share:
             try:
@@ -180,14 +179,14 @@ def furnish(share: Path | None = None) -> None:
 
 
 def mounted_below(directory: Path) -> list[Path]:
-    """Mount points below `directory` in the caller's mount namespace, in the order they were mounted."""
+    """Return the mount points below ``directory`` in the caller's mount namespace, in mount order."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     points = (Path(line.split(" ")[4].encode().decode("unicode_escape")) for line in lines)
     return [point for point in points if directory in point.parents]
 
 
 def hold(fd: int, path: Path) -> None:
-    """Keep a namespace alive by a bind mount on the new file `path`; :func:`release` ends it."""
+    """Keep a namespace alive by a bind mount on the new file ``path``; :func:`release` removes it."""
     path.touch(mode=0o600, exist_ok=False)
     try:
         syscalls.mount(f"/proc/self/fd/{fd}", path, flags=syscalls.MS_BIND)
@@ -197,14 +196,14 @@ def hold(fd: int, path: Path) -> None:
 
 
 def release(path: Path) -> None:
-    """Remove a bind mount made by :func:`hold` and its file."""
+    """Remove a bind mount of :func:`hold` and its file."""
     syscalls.unmount(path, syscalls.MNT_DETACH)
     path.unlink()
 
 
 @contextmanager
 def inside(namespaces: Namespaces) -> Iterator[None]:
-    """Run a block of the calling thread in another network namespace (not the mount namespace)."""
+    """Run a block of the calling thread in another network namespace; the mount namespace stays."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.setns(namespaces.net, syscalls.CLONE_NEWNET)

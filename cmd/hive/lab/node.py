@@ -1,8 +1,8 @@
-"""A laboratory node: its directory, namespaces and uplink; made, found again, removed without trace.
+"""Create, find and remove a lab node: its directory, namespaces and uplink.
 
-Under /run/hive-lab/<name>, a tmpfs of its own, are the bind mounts that hold the namespaces (``net``,
-``mnt``, ``outside``, ``pods/<pod>``) and the agent's log; inside the node the agent's paths are the default
-ones, and pods are also found in /run/netns, as container runtimes do it. No process keeps a node alive.
+The directory is /run/hive-lab/<name>, a tmpfs: bind mounts that keep the namespaces (``net``, ``mnt``,
+``outside``, ``pods/<pod>``), and the agent's log. Inside the node the agent uses its default paths, and pods
+are also in /run/netns, as with container runtimes. No process keeps a node alive.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 ROOT = Path("/run/hive-lab")
 PODS = Path("/run/netns")
-"""Where the node itself finds its pods' namespaces."""
+"""Directory of pods' namespaces inside the node."""
 
 NODE_ADDRESS, OUTSIDE_ADDRESS, PREFIX = "192.168.50.10", "192.168.50.1", 24
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
 class LabError(click.ClickException):
-    """Raised when the laboratory cannot do what was asked: one line for the person who asked."""
+    """Raised if a lab command fails, with one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """The node called `name`, whether it exists or not."""
+    """The node called ``name``, whether it exists or not."""
 
     name: str
 
@@ -53,27 +53,27 @@ class Lab:
 
     @property
     def directory(self) -> Path:
-        """Everything of this node on the machine is below it, and visible inside under the same path."""
+        """Directory of the node on the machine; the same path is visible inside."""
         return ROOT / self.name
 
     @property
     def agent_log(self) -> Path:
-        """What the agents of this node printed."""
+        """Log file of the node's agents."""
         return self.directory / "agent.log"
 
     @property
     def cni_conf(self) -> Path:
-        """The network configuration the agent writes once it serves."""
+        """CNI configuration that the agent writes when it is ready."""
         return self.directory / "cni" / "05-cilium.conflist"
 
     @property
     def manifests(self) -> Path:
-        """The folder its agent gets objects from, where the node is one of a cluster."""
+        """Directory of the agent's objects, if the node belongs to a cluster."""
         return self.directory / "manifests"
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster it was made for; empty for a node that stands alone."""
+        """Name of the node's cluster; empty if it has none."""
         try:
             return (self.directory / "cluster").read_text()
         except FileNotFoundError:
@@ -81,11 +81,11 @@ class Lab:
 
     @property
     def exists(self) -> bool:
-        """Whether the node was made completely."""
+        """Whether the node is complete."""
         return (self.directory / "complete").exists()
 
     def open(self) -> Namespaces:
-        """The node's namespaces. Raises LabError when there is no such node."""
+        """Open the node's namespaces. Raises LabError if the node does not exist."""
         if not self.exists:
             known = ", ".join(lab.name for lab in labs()) or "none"
             raise LabError(
@@ -94,24 +94,24 @@ class Lab:
         return Namespaces.open(self.directory / "net", self.directory / "mnt")
 
     def open_outside(self) -> Namespaces:
-        """The network at the other end of the node's uplink."""
+        """Open the network at the other end of the node's uplink."""
         return Namespaces.open(self.directory / "outside")
 
     def pods(self) -> list[str]:
-        """Names of the pods' namespaces."""
+        """Return the names of pods with a namespace."""
         return _names(self.directory / "pods")
 
     def open_pod(self, pod: str) -> Namespaces:
-        """The namespaces of a pod: its own network, the node's mounts. Raises LabError for unknown ones."""
+        """Open a pod's network namespace with the node's mounts. Raises LabError for an unknown pod."""
         if pod not in self.pods():
             known = ", ".join(self.pods()) or "none"
             raise LabError(f"node {self.name} has no pod named {pod} (it has: {known})")
         return Namespaces.open(self.directory / "pods" / pod, self.directory / "mnt")
 
     def hold_pod(self, pod: str) -> None:
-        """Make a fresh network namespace for a pod, and keep it where the plugin will look for it.
+        """Create a pod's network namespace where the plugin expects it.
 
-        Its ``lo`` is up, as runtimes have it: a pod reaches its own address by it.
+        Its ``lo`` is up, as with container runtimes: a pod reaches its own address through it.
         """
         with self.open() as node, new_netns() as fresh:
             fresh.run(syscalls.set_loopback_up)
@@ -119,26 +119,26 @@ class Lab:
             node.run(hold, fresh.net, PODS / pod)
 
     def release_pod(self, pod: str) -> None:
-        """Let go of a pod's namespace."""
+        """Release a pod's namespace."""
         with self.open() as node:
             node.run(release, PODS / pod)
         release(self.directory / "pods" / pod)
 
 
 def labs() -> list[Lab]:
-    """The nodes of this machine, also half-made ones."""
+    """Return the nodes of this machine, including incomplete ones."""
     return [Lab(name) for name in _names(ROOT) if _NAME.fullmatch(name)]
 
 
 def need_root() -> None:
-    """Raise LabError where a laboratory cannot work: without root, namespaces or BPF."""
+    """Raise LabError if a lab cannot work: without root, namespaces or BPF."""
     if reason := missing():
         raise LabError(reason)
 
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Let one process at a time make or remove nodes; leaves no lock file behind."""
+    """Let one process at a time create or remove nodes; leaves no lock file behind."""
     while True:
         ROOT.mkdir(exist_ok=True)
         lock = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -156,9 +156,9 @@ def exclusive() -> Iterator[None]:
 
 
 def create(lab: Lab, network: LabNetwork | None = None) -> None:
-    """Make the node: namespaces, mounts, an uplink with a global address. A failure leaves nothing.
+    """Create the node: namespaces, mounts, an uplink with a global address. A failure leaves nothing behind.
 
-    Its uplink leads to a network that is there, or to a namespace of its own.
+    The uplink leads to an existing network, or to a new namespace.
     """
     lab.directory.mkdir(mode=0o755, parents=True)
     try:
@@ -197,7 +197,7 @@ def _join(lab: Lab, node: Namespaces, outside: Namespaces, network: LabNetwork) 
 
 
 def destroy(lab: Lab) -> None:
-    """Remove the node: processes, pods, namespaces, mounts, directory; also one that is half made."""
+    """Remove the node's processes, pods, namespaces, mounts and directory, even if it is incomplete."""
     with undisturbed():
         end_processes(lab)
         for point in reversed(mounted_below(lab.directory)):
@@ -210,7 +210,7 @@ def destroy(lab: Lab) -> None:
 
 
 def processes(lab: Lab) -> list[int]:
-    """Processes that live in a namespace of the node or of one of its pods."""
+    """Return the processes in a namespace of the node or of its pods."""
     ours = {identity for identity in map(_identity, _held(lab)) if identity}
     running = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [
@@ -221,7 +221,7 @@ def processes(lab: Lab) -> list[int]:
 
 
 def end_processes(lab: Lab, within: float = 30.0) -> None:
-    """Kill everything that runs in the node. Raises LabError when something outlives that."""
+    """Kill all processes of the node. Raises LabError if one survives."""
     for pid in processes(lab):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -230,7 +230,7 @@ def end_processes(lab: Lab, within: float = 30.0) -> None:
 
 
 def wait_exited(pid: int, within: float) -> bool:
-    """Wait until the process has ended, a child or not; false when it outlives `within` seconds."""
+    """Wait until a process, a child or not, has exited; False after ``within`` seconds."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -262,7 +262,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _forward() -> None:
-    """Send on what is for others, as nodes of clusters do; else it depends on the machine."""
+    """Enable forwarding in the namespace, as nodes of a cluster do; else it depends on the machine."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 

@@ -1,4 +1,4 @@
-"""``hive lab apply``, ``delete``, ``get``: the objects that lab nodes know."""
+"""``hive lab apply``, ``delete`` and ``get``: Kubernetes objects of lab nodes, in manifest files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hive.lab.node import Lab, LabError, exclusive, need_root
 from hive.output import document, output_option, table
 
 APPLIED = "applied-"
-"""What the files begin with that were applied."""
+"""Prefix of the files of applied objects."""
 WITHIN = 60.0
 POLICIES = ("NetworkPolicy", "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy")
 _SETTLE = 0.02
@@ -61,7 +61,7 @@ def apply(lab: Lab, files: tuple[Path, ...], wait: bool) -> int:
             known = [one for one, name in manifests.objects() if name == _file_of(file)]
             changed = [one for one in objects if one not in known]
             before = {agent: _policies(agent) for agent in manifests.nodes} if wait else {}
-            if objects == given:  # with its lines as they are, which errors name
+            if objects == given:  # unchanged: errors refer to its lines
                 manifests.copy(_file_of(file), file.read_text(encoding="utf-8"))
             else:
                 manifests.write(_file_of(file).removesuffix(".yaml"), objects)
@@ -147,7 +147,7 @@ def _delete_pod(manifests: Manifests, name: str) -> None:
 
 
 class _Meant(NamedTuple):
-    """Which applied objects are meant: those of files, or one by its name."""
+    """Selects applied objects: those of files, or one by its name."""
 
     files: frozenset[str]
     kind: str
@@ -162,12 +162,12 @@ class _Meant(NamedTuple):
 
 
 def _is_replaced(keys: frozenset[tuple[str, ...]], by: str, one: Object, file: str) -> bool:
-    """Whether an applied object has been applied again, from another file."""
+    """Return whether an applied object has been applied again from another file."""
     return file.startswith(APPLIED) and file != by and _key(one) in keys
 
 
 def _take_out(manifests: Manifests, is_meant: Callable[[Object, str], bool]) -> list[Object]:
-    """Remove objects from their files, and files that have none any more; what was removed."""
+    """Remove objects from their files, and empty files; return the removed objects."""
     left: dict[str, list[Object]] = {}
     removed: list[tuple[Object, str]] = []
     for one, file in manifests.objects():
@@ -188,7 +188,7 @@ def _take_out(manifests: Manifests, is_meant: Callable[[Object, str], bool]) -> 
 
 
 def _wait(one: Object, before: Mapping[Lab, Known]) -> str:
-    """Wait until the agents have an object that is new to them; why one refuses it. Raises LabError."""
+    """Wait until the agents have processed a new object; return why one refuses it. Raises LabError."""
     if one["kind"] in POLICIES:
         for node, known in before.items():
             _until(partial(_is_taken, node, known, one), one)
@@ -220,14 +220,14 @@ def _until(condition: Callable[[], bool], one: Object) -> None:
 
 
 def _policies(node: Lab) -> Known:
-    """What the agent of a node has made of policy objects, by kind, namespace and name."""
+    """Return the policy objects of a node's agent, by kind, namespace and name."""
     rows = _ask(node, "/statedb/dump/policies", {"policies": []})["policies"]
     found = (row["obj"] for row in rows)
     return {(one["kind"], one["namespace"], one["name"]): one for one in found}
 
 
 def _is_taken(node: Lab, known: Known, one: Object) -> bool:
-    """Whether the agent has made something of a policy that it had otherwise, or not at all."""
+    """Return whether the agent has added or changed a policy."""
     return _policies(node).get(_key(one)) != known.get(_key(one)) or agent_process.running(node) is None
 
 
@@ -250,7 +250,7 @@ def _is_served(node: Lab, one: Object) -> bool:
 
 
 def _ask(node: Lab, path: str, nothing: Any) -> Any:
-    """What a node's agent answers, ``nothing`` where none runs."""
+    """Return the answer of a node's agent; ``nothing`` if none runs."""
     pid = agent_process.running(node)
     return ask(path, agent_process.api_socket(pid)) if pid is not None else nothing
 
@@ -276,7 +276,7 @@ def _key(one: Object) -> tuple[str, ...]:
 
 
 def _keys(one: Object, namespace: str, name: str) -> Iterable[tuple[str, ...]]:
-    """What a name may stand for: an object of the namespace, or of none."""
+    """Return the keys that a name may stand for: in the namespace, or cluster-scoped."""
     return (one["kind"], namespace, name), (one["kind"], "", name)
 
 

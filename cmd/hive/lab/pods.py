@@ -1,4 +1,4 @@
-"""Pods of a lab node: namespaces attached and detached by the real CNI plugin, called as a runtime calls it.
+"""Attach pods to a lab node and detach them by the real CNI plugin, called as a container runtime does.
 
 Source: the CNI specification, sections 2 and 3.
 """
@@ -17,18 +17,18 @@ from hive.lab.node import PODS, Lab, LabError
 PLUGIN = Path(hive.__file__).parent / "bin" / "cilium-cni"
 INTERFACE = "eth0"
 CNI_TIMEOUT = 150.0
-"""Seconds: longer than the plugin itself waits for an agent."""
+"""Seconds; longer than the plugin's own timeout for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What the plugin answered for a pod, and how long it took."""
+    """The plugin's result for a pod, and how long it took."""
 
     pod: str
     ipv4: str
-    """Empty where the family is off, as ipv6."""
+    """Empty if the family is disabled, as ipv6."""
     gateway: str
-    """That of IPv4, or of IPv6 where there is no other."""
+    """The gateway of IPv4; of IPv6 if IPv4 is disabled."""
     pod_mac: str
     host_link: str
     host_mac: str
@@ -37,7 +37,7 @@ class Attached:
 
 
 def add(lab: Lab, pod: str, namespace: str = "default") -> Attached:
-    """Make a pod's network namespace and attach it. A refusal leaves none. Raises LabError."""
+    """Create a pod's network namespace and attach it; a failure removes the namespace. Raises LabError."""
     lab.hold_pod(pod)
     try:
         result, seconds = call(lab, pod, "ADD", namespace)
@@ -60,19 +60,19 @@ def add(lab: Lab, pod: str, namespace: str = "default") -> Attached:
 
 
 def delete(lab: Lab, pod: str, namespace: str = "default") -> float:
-    """Detach a pod and let go of its network namespace; seconds the plugin took. Raises LabError."""
+    """Detach a pod and release its network namespace; return the plugin's seconds. Raises LabError."""
     _, seconds = call(lab, pod, "DEL", namespace)
     lab.release_pod(pod)
     return seconds
 
 
 def container_id(lab: Lab, pod: str) -> str:
-    """64 hexadecimal digits, as runtimes have them, and the same whenever the pod is asked about."""
+    """Return a container id of 64 hexadecimal digits that is always the same for a pod."""
     return hashlib.sha256(f"{lab.name}/{pod}".encode()).hexdigest()
 
 
 def call(lab: Lab, pod: str, command: str, namespace: str = "default") -> tuple[dict[str, Any], float]:
-    """Run the plugin inside the node; its JSON answer (empty for DEL) and the seconds it took."""
+    """Run the plugin inside the node; return its JSON result (empty for DEL) and the seconds it took."""
     if not PLUGIN.exists():
         raise LabError(f"the CNI plugin is not built ({PLUGIN} is missing): run make install")
     environment = {
@@ -104,7 +104,7 @@ def call(lab: Lab, pod: str, command: str, namespace: str = "default") -> tuple[
 
 
 def network_configuration(lab: Lab) -> bytes:
-    """What a runtime puts on the plugin's stdin: the agent's list, reduced to our plugin's part."""
+    """Return the plugin's stdin: our plugin's entry of the agent's configuration list."""
     try:
         conflist = json.loads(lab.cni_conf.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a lab can work in this place: namespaces, mounts and BPF, tried in a child that leaves nothing.
+"""Check whether a lab can work here, by trying namespaces, mounts and BPF in a child process.
 
 Source: bpf(2), unshare(2), mount(2).
 """
@@ -23,7 +23,7 @@ ELSEWHERE = "run it on a machine, in a virtual machine, or in a privileged conta
 
 
 def missing() -> str:
-    """What the lab needs and this place does not let it do, in one line; empty when it can work."""
+    """Describe in one line what the lab needs and cannot use here; empty if it can work."""
     if os.geteuid() != 0:
         return "the lab makes network namespaces and loads BPF programs: run it as root"
     if not Path("/sys/fs/cgroup").is_dir():

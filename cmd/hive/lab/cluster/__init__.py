@@ -1,4 +1,4 @@
-"""Several lab nodes as one cluster: the network between them, the objects they know, the store they share."""
+"""Several lab nodes as one cluster: the network between them, their objects, their etcd and BGP router."""
 
 from hive.lab.cluster.cluster import MOST_NODES, TUNNEL, Cluster, add_pod, remove_pod
 

@@ -1,7 +1,7 @@
-"""Several lab nodes as one cluster: creating it, adding nodes, distributing objects.
+"""Create a cluster of lab nodes, add nodes and pods, and distribute objects.
 
-The agents get their objects from manifests, the same in every node; each node's range and addresses are in
-its Node and CiliumNode.
+The agents read their objects from manifests, the same on every node; the range and addresses of each node are
+in its Node and CiliumNode.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ class Cluster:
 
     @classmethod
     def of(cls, lab: Lab) -> Cluster:
-        """That a node is of, by its name: node-1 is of the cluster node."""
+        """Return the cluster of a node by the node's name: node-1 belongs to the cluster node."""
         return cls(re.sub(r"-[0-9]+$", "", lab.name))
 
     @property
     def network(self) -> LabNetwork:
-        """What the nodes are joined by."""
+        """The network between the nodes."""
         return LabNetwork(self.name)
 
     @property
     def store(self) -> Store:
-        """The etcd that the nodes share, if they were made with one."""
+        """The etcd that the nodes share, if the cluster has one."""
         return Store(self.network)
 
     @property
     def router(self) -> Router:
-        """The BGP router beside the nodes, if they were made with one."""
+        """The BGP router beside the nodes, if the cluster has one."""
         return Router(self.network)
 
     def node(self, number: int) -> Lab:
-        """Node `number`, from 1, whether it exists or not."""
+        """Return node ``number``, from 1, whether it exists or not."""
         return Lab(f"{self.name}-{number}")
 
     def nodes(self) -> list[Lab]:
-        """Those there are, in order."""
+        """Return the existing nodes, in order."""
         found = [lab for lab in labs() if lab.cluster == self.name and lab.exists]
         return sorted(found, key=self.number)
 
     def number(self, lab: Lab) -> int:
-        """The number of one of its nodes."""
+        """Return the number of a node."""
         return int(lab.name.rpartition("-")[2])
 
     @property
     def manifests(self) -> Manifests:
-        """The objects all nodes know."""
+        """The objects of all nodes."""
         return Manifests(self.nodes())
 
     def place(self, lab: Lab) -> Place:
-        """Where one of its nodes stands."""
+        """Return the number and segment of a node."""
         return self.network.place(self.number(lab))
 
     def make(
         self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False, ipv6: bool = False
     ) -> list[Lab]:
-        """Make what is missing of the network and of nodes 1 to `count`; those that were made.
+        """Create what is missing of the network and of nodes 1 to ``count``; return the new nodes.
 
-        With `etcd` the nodes publish themselves in it; objects give each its own. With `bgp`
-        the nodes announce their pods to a router, with `ipv6` those of IPv6 too, and nothing else leads there
-        from outside.
+        With ``etcd`` the nodes publish themselves there, and each has only its own objects. With ``bgp`` the
+        nodes announce their pods to a router, with ``ipv6`` also those of IPv6; there are no other routes to
+        pods from outside.
         """
         self._make_network(segments, etcd=etcd, bgp=bgp, ipv6=ipv6)
         made = []
@@ -85,7 +85,7 @@ class Cluster:
             if lab.exists and lab.cluster != self.name:
                 raise LabError(f"node {lab.name} stands alone: take it down first (hive lab down)")
             if not lab.exists:
-                destroy(lab)  # half of one
+                destroy(lab)  # an incomplete one
                 create(lab, self.network)
                 if not self.router.exists:
                     self.network.route(self.place(lab))
@@ -96,7 +96,7 @@ class Cluster:
         return made
 
     def _make_network(self, segments: int, *, etcd: bool, bgp: bool, ipv6: bool) -> None:
-        """With what stands in it. Raises LabError where there is another one."""
+        """Create the network with its etcd and router. Raises LabError if it exists with others."""
         if not self.network.exists:
             remove_network(self.network)
             make_network(self.network, segments)
@@ -114,7 +114,7 @@ class Cluster:
             )
 
     def _announce_nodes(self) -> None:
-        """All objects to every node; with etcd, to each node only its own."""
+        """Write the objects of all nodes to every node; with etcd, of each node only its own."""
         objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
         for lab in objects if self.router.exists else ():
             bgp = bgp_objects(lab.name, self.place(lab), ipv6=self.router.ipv6)
@@ -126,21 +126,21 @@ class Cluster:
             self.manifests.write("nodes", [one for own in objects.values() for one in own])
 
     def settings(self, more: Sequence[str] = ()) -> list[str]:
-        """The settings of every agent of the cluster; ``more`` is added."""
+        """Return the settings of every agent of the cluster, with ``more``."""
         found = ["--ipam=kubernetes", *self.store.settings, *self.router.settings]
         if TUNNEL in more:
             return [*found, *more]
         found += ["--routing-mode=native", "--auto-direct-node-routes=true"]
-        # Between segments the router leads to the pods: it knows every range, as by BGP.
+        # The router has a route to every node's pods, as if it had learnt them by BGP.
         between = ["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else []
         return [*found, *between, *more]
 
     def add_pod(self, lab: Lab, name: str) -> pods.Attached:
-        """Attach a pod of which every node knows the object."""
+        """Attach a pod whose object all nodes have."""
         return add_pod(self.manifests, lab, self.place(lab).ipv4, name)
 
     def remove(self, removed: Sequence[Lab]) -> None:
-        """Take these nodes down; with the last one the network goes."""
+        """Remove nodes; with the last one, the network."""
         for lab in removed:
             agent_process.terminate(lab)
             removed_pods = lab.pods()
@@ -157,10 +157,10 @@ class Cluster:
 
 
 def add_pod(manifests: Manifests, lab: Lab, host_ip: str, name: str) -> pods.Attached:
-    """Write the object of a pod, attach it, write its addresses and the slices of services that select it."""
+    """Write a pod's object, attach it, then write its addresses and its services' EndpointSlices."""
     manifests.write(f"pod-{name}", [pod_object(lab, host_ip, name)])
     try:
-        # As kubelet, which runs a pod because there is an object of it.
+        # As with kubelet, the object comes first.
         agent_process.wait_for_pod(lab, "default", name)
         attached = pods.add(lab, name)
     except BaseException:
@@ -173,7 +173,7 @@ def add_pod(manifests: Manifests, lab: Lab, host_ip: str, name: str) -> pods.Att
 
 
 def remove_pod(manifests: Manifests, lab: Lab, name: str) -> None:
-    """Take a pod out of services, detach it, remove its object."""
+    """Remove a pod from services, detach it, and remove its object."""
     manifests.remove(f"pod-{name}")
     manifests.follow_services()
     pods.delete(lab, name)

@@ -1,4 +1,4 @@
-"""``hive lab up`` for several nodes."""
+"""``hive lab up`` for a cluster of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def up_cluster(
     etcd: bool = False,
     bgp: bool = False,
 ) -> None:
-    """Make nodes 1 to `count` with running agents and pods; what is there already stays."""
+    """Create nodes 1 to ``count`` with agents and pods; existing ones stay."""
     made: list[Lab] = []
     try:
         ipv6 = not IPV6.isdisjoint(settings)
@@ -47,7 +47,7 @@ def up_cluster(
 
 
 def _start_agents(cluster: Cluster, settings: tuple[str, ...]) -> None:
-    """Start those that do not run, all at once, and wait until they serve."""
+    """Start all agents that do not run, and wait until they are ready."""
     started = {}
     for lab in cluster.nodes():
         if agent_process.running(lab) is None:

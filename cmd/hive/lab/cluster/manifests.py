@@ -1,4 +1,4 @@
-"""The objects of a lab's cluster: a folder of manifests in each node, all with the same files."""
+"""The objects of a lab's cluster: a directory of manifests in each node, all with the same files."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CLUSTER_IPS, NODE_PORTS = IPv4Network("10.96.0.0/16"), range(30000, 32768)
 
 
 class Manifests:
-    """The folders of several nodes, written alike: what an API server would be to them."""
+    """The manifest directories of several nodes, with equal contents; they stand in for an API server."""
 
     def __init__(self, nodes: Sequence[Lab]) -> None:
         self.nodes = nodes
 
     def write(self, name: str, objects: Iterable[Object]) -> None:
-        """Put a file into every folder; a reader sees the old one or the new one."""
+        """Write a file to every directory, atomically."""
         import yaml  # 25 ms that not every command needs
 
         text = yaml.safe_dump_all(list(objects), sort_keys=False)
         self.copy(f"{name}.yaml", text)
 
     def copy(self, name: str, text: str) -> None:
-        """Put a file with this text into every folder."""
+        """Write a text to a file in every directory."""
         for node in self.nodes:
             node.manifests.mkdir(exist_ok=True)
             fresh = node.manifests / f".{name}.new"
@@ -40,19 +40,19 @@ class Manifests:
             fresh.replace(node.manifests / name)
 
     def remove(self, name: str) -> None:
-        """Remove a file from every folder; a missing one is ignored."""
+        """Remove a file from every directory; a missing one is ignored."""
         for node in self.nodes:
             (node.manifests / f"{name}.yaml").unlink(missing_ok=True)
 
     def join(self, newcomer: Lab) -> None:
-        """Give a node that has just come what the others have."""
+        """Copy the files of the other nodes to a new node."""
         newcomer.manifests.mkdir(exist_ok=True)
         for file in self.files():
             if not (newcomer.manifests / file.name).exists():
                 (newcomer.manifests / file.name).write_bytes(file.read_bytes())
 
     def follow_services(self) -> None:
-        """Write the slices of services with a selector, except those with applied slices."""
+        """Write the EndpointSlices of services with a selector, except those with applied slices."""
         objects = [one for one, file in self.objects() if file != f"{SLICES}.yaml"]
         pods = [one for one in objects if one["kind"] == "Pod"]
         given = {_service_of(one) for one in objects if one["kind"] == "EndpointSlice"}
@@ -63,21 +63,21 @@ class Manifests:
             self.write(SLICES, slices)
 
     def files(self) -> list[Path]:
-        """The files of the first folder there is, in order."""
+        """Return the files of the first existing directory, in order."""
         for node in self.nodes:
             if node.manifests.is_dir():
                 return sorted(path for path in node.manifests.iterdir() if not path.name.startswith("."))
         return []
 
     def objects(self) -> Iterator[tuple[Object, str]]:
-        """Every object, and the file it is in. Raises LabError for a file that cannot be read."""
+        """Yield every object with its file. Raises LabError for an unreadable file."""
         for file in self.files():
             for each in read_objects(file):
                 yield each, file.name
 
 
 def read_objects(file: Path) -> list[Object]:
-    """The objects of a manifest, lists taken apart. Raises LabError."""
+    """Return the objects of a manifest, with the items of lists. Raises LabError."""
     import yaml
 
     try:
@@ -97,9 +97,9 @@ def read_objects(file: Path) -> list[Object]:
 
 
 def with_defaults(objects: Sequence[Object], known: Iterable[Object]) -> list[Object]:
-    """Objects with what an API server adds: of services addresses and node ports, the same as before.
+    """Return objects with an API server's defaults: addresses and node ports of services.
 
-    ``known`` are those there are.
+    ``known`` are the existing objects: a service keeps its values.
     """
     services = [one for one in known if one["kind"] == "Service"]
     before = {_name(one): one.get("spec") or {} for one in services}
@@ -141,7 +141,7 @@ def _service_of(slice_: Object) -> tuple[str, str]:
 
 
 def node_objects(lab: Lab, place: Place) -> list[Object]:
-    """The Node and the CiliumNode of a node of the lab."""
+    """Return the Node and the CiliumNode of a lab node."""
     addresses = [place.ipv4, place.ipv6]
     metadata = {"name": lab.name, "labels": {"kubernetes.io/hostname": lab.name}}
     return [
@@ -165,7 +165,7 @@ def node_objects(lab: Lab, place: Place) -> list[Object]:
 
 
 def pod_object(lab: Lab, host_ip: str, name: str, addresses: Sequence[str] = ()) -> Object:
-    """The Pod of a pod of the lab; without addresses it is yet to be attached."""
+    """Return the Pod of a lab pod, without addresses if it is not attached yet."""
     found: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -180,7 +180,7 @@ def pod_object(lab: Lab, host_ip: str, name: str, addresses: Sequence[str] = ())
 
 
 def namespace_object() -> Object:
-    """The namespace the lab's pods are in."""
+    """Return the namespace of the lab's pods."""
     name = "default"
     labels = {"kubernetes.io/metadata.name": name}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}

@@ -1,7 +1,7 @@
-"""The network between the nodes of a lab: a bridge for each segment, and a router between segments.
+"""The network between lab nodes: a bridge for each segment, and a router between segments.
 
-It is a network namespace of its own, held below /run/hive-lab/<cluster>.network. Nodes 1, 2, … stand on the
-segments in turn; segment s is 192.168.(50+s).0/24 and fd50:(1+s)::/64, its router the first address of both.
+It is a network namespace, kept below /run/hive-lab/<cluster>.network. Nodes 1, 2, … are on the segments in
+turn; segment s is 192.168.(50+s).0/24 and fd50:(1+s)::/64, with the router at the first address of both.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ MOST_SEGMENTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node stands: its number, from 1, and the segment it is on, from 0."""
+    """The place of a node: its number, from 1, and its segment, from 0."""
 
     number: int
     segment: int
 
     @property
     def ipv4(self) -> str:
-        """The node's own address, in a /24."""
+        """The node's IPv4 address, in a /24."""
         return f"192.168.{50 + self.segment}.{10 + self.number}"
 
     @property
     def ipv6(self) -> str:
-        """The node's own IPv6 address, in a /64."""
+        """The node's IPv6 address, in a /64."""
         return f"fd50:{self.segment + 1}::{10 + self.number:x}"
 
     @property
     def routers(self) -> tuple[str, str]:
-        """What leads out of the segment."""
+        """The segment's default gateways."""
         return f"192.168.{50 + self.segment}.1", f"fd50:{self.segment + 1}::1"
 
     @property
@@ -45,49 +45,49 @@ class Place:
 
     @property
     def pod_cidrs(self) -> tuple[str, str]:
-        """The ranges of its pods."""
+        """The ranges of the node's pods."""
         return f"10.244.{self.number}.0/24", f"fd00:10:244:{self.number:x}::/112"
 
 
 @dataclass(frozen=True, slots=True)
 class LabNetwork:
-    """The network of the cluster called `name`, whether it exists or not."""
+    """The network of the cluster called ``name``, whether it exists or not."""
 
     name: str
 
     @property
     def directory(self) -> Path:
-        """Where it is held; no node has such a name."""
+        """Directory of the network; no node can have its name."""
         return ROOT / f"{self.name}.network"
 
     @property
     def exists(self) -> bool:
-        """Whether it was made completely."""
+        """Whether it is complete."""
         return (self.directory / "segments").exists()
 
     @property
     def segments(self) -> int:
-        """How many segments it has."""
+        """Number of segments."""
         return int((self.directory / "segments").read_text())
 
     def place(self, number: int) -> Place:
-        """Where node `number` stands."""
+        """Return the place of node ``number``."""
         return Place(number, (number - 1) % self.segments)
 
     def open(self) -> Namespaces:
-        """Its namespace. Raises LabError when there is no such network."""
+        """Open its namespace. Raises LabError if it does not exist."""
         if not self.exists:
             raise LabError(f"there is no network of nodes named {self.name}: hive lab up --nodes 2 makes one")
         return Namespaces.open(self.directory / "net")
 
     def route(self, place: Place) -> None:
-        """Add routes to the node's pods to the router."""
+        """Add the routes to a node's pods to the router."""
         with self.open() as network:
             network.run(_route, place)
 
 
 def make_network(network: LabNetwork, segments: int) -> None:
-    """Make the network. A failure leaves nothing."""
+    """Create the network. A failure leaves nothing behind."""
     network.directory.mkdir(mode=0o755)
     try:
         with new_netns() as fresh:
@@ -100,7 +100,7 @@ def make_network(network: LabNetwork, segments: int) -> None:
 
 
 def remove_network(network: LabNetwork) -> None:
-    """Remove it; nothing to do is fine."""
+    """Remove the network; a missing one is ignored."""
     if mounted_below(network.directory):
         release(network.directory / "net")
     for name in ("net", "segments"):
@@ -110,7 +110,7 @@ def remove_network(network: LabNetwork) -> None:
 
 
 def uplink(network: int, place: Place) -> None:
-    """In a node: make the link to the network (a namespace's descriptor), with addresses and the way out."""
+    """Inside a node: create the link to the network's namespace, with addresses and default routes."""
     from pyroute2 import IPRoute
 
     ipv4, ipv6 = place.routers
@@ -126,7 +126,7 @@ def uplink(network: int, place: Place) -> None:
 
 
 def plug(place: Place) -> None:
-    """In the network: put the node's link on the bridge of its segment."""
+    """Inside the network: attach the node's link to the bridge of its segment."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:

@@ -1,10 +1,10 @@
-"""The BGP router of a lab's cluster: Debian's FRR, in the network between the nodes.
+"""The BGP router of a lab's cluster: FRR of Debian, in the network between the nodes.
 
 Source: FRR's manual, "BGP" and "Basic commands"; RFC 4271.
 
-It takes sessions from every node's address, and writes what nodes announce into the network's routes: from
-outside, pods and services are reached without NAT, by as many nodes as announce them. Routes of each family
-come by a session of that family.
+It accepts sessions from every node's address, and installs the announced routes in the network: outside
+clients reach pods and services without NAT, through all nodes that announce them. Routes of each family come
+by a session of that family.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hive.lab.node import LabError, wait_exited
 ROUTER_AS, NODES_AS = 65000, 65001
 READY_WITHIN = 30.0
 _PLACES = "/usr/lib/frr:/usr/sbin"
-"""Where distributions have FRR's programs."""
+"""Directories of FRR's programs, by distribution."""
 _SHARED = Path("/run/frr")
 _DAEMONS = ("zebra", "bgpd")
-"""In the order in which they start."""
+"""In start order."""
 _SETTLE = 0.02
 
 
@@ -42,26 +42,26 @@ class Router:
 
     @property
     def directory(self) -> Path:
-        """Its configuration, sockets, logs and pids."""
+        """Directory of its configuration, sockets, logs and pid files."""
         return self.network.directory / "router"
 
     @property
     def exists(self) -> bool:
-        """Whether the cluster was made with one."""
+        """Whether the cluster has one."""
         return self.directory.is_dir()
 
     @property
     def ipv6(self) -> bool:
-        """Whether it takes sessions and routes of IPv6, too."""
+        """Whether it accepts sessions and routes of IPv6, too."""
         return self.exists and "ipv6 unicast" in (self.directory / "bgpd.conf").read_text()
 
     @property
     def settings(self) -> list[str]:
-        """What agents are started with."""
+        """Settings of the agents."""
         return ["--enable-bgp-control-plane=true"] if self.exists else []
 
     def pid(self, daemon: str = "bgpd") -> int | None:
-        """The pid of one of its programs, if it runs."""
+        """Return the pid of one of its programs; None if it does not run."""
         try:
             pid, born = (self.directory / f"{daemon}.running").read_text().split()
         except (FileNotFoundError, ValueError):
@@ -70,18 +70,18 @@ class Router:
 
     @staticmethod
     def installed() -> bool:
-        """Whether this machine has FRR, and what nodes speak BGP with."""
+        """Return whether this machine has FRR, and the speaker that nodes need."""
         return all(shutil.which(name, path=_PLACES) for name in _DAEMONS) and bool(shutil.which("gobgpd"))
 
     def drop_session(self, address: str) -> None:
-        """End the session with a node, as when its hold time is over. Raises LabError."""
+        """End the session with a node, as when its hold timer expires. Raises LabError."""
         command = ["vtysh", "--vty_socket", str(self.directory), "-c", f"clear bgp {address}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LabError(f"the router keeps its session with {address}: {done.stdout}{done.stderr}")
 
     def start(self, *, ipv6: bool = False) -> None:
-        """Start it if it does not run; once it has been started with IPv6 it stays so. Raises LabError."""
+        """Start it if it does not run; IPv6 stays enabled once it was. Raises LabError."""
         if not self.installed():
             raise LabError("BGP in a lab needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
         programs = {name: shutil.which(name, path=_PLACES) for name in _DAEMONS}
@@ -112,7 +112,7 @@ class Router:
                 stderr=log,
                 start_new_session=True,
             )
-        process.returncode = 0  # it is found again by its pid
+        process.returncode = 0  # Popen must not wait for it: it outlives this process
         (directory / f"{name}.running").write_text(f"{process.pid} {birth(process.pid)}")
         began = time.monotonic()
         while not listening.exists():
@@ -152,14 +152,14 @@ class Router:
         return "\n".join((*lines, ""))
 
     def remove(self) -> None:
-        """End it, with all it knows; nothing to do is fine."""
+        """Stop it and remove its state; a missing one is ignored."""
         with undisturbed():
             for name in reversed(_DAEMONS):
                 self._end(name)
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end(self, name: str) -> None:
-        """Raises LabError when it survives SIGKILL."""
+        """Stop its programs. Raises LabError if one survives SIGKILL."""
         pid = self.pid(name)
         if pid is None:
             return
@@ -172,7 +172,7 @@ class Router:
 
 
 def bgp_objects(node: str, place: Place, *, ipv6: bool = False) -> list[dict[str, Any]]:
-    """What has a node announce its pods, and services with the label ``announce: "yes"``, to the router."""
+    """Return the objects by which a node announces its pods, and services labelled ``announce: "yes"``."""
     routers = {"router": ("ipv4", place.routers[0])}
     if ipv6:
         routers["router6"] = ("ipv6", place.routers[1])

@@ -1,4 +1,4 @@
-"""The store of a lab's cluster: Debian's etcd, in the network between the nodes."""
+"""The kvstore of a lab's cluster: etcd of Debian, in the network between the nodes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Store:
 
     @property
     def directory(self) -> Path:
-        """Its data, log and pid."""
+        """Directory of its data, log and pid file."""
         return self.network.directory / "etcd"
 
     @property
     def exists(self) -> bool:
-        """Whether the cluster was made with one."""
+        """Whether the cluster has one."""
         return self.directory.is_dir()
 
     @property
     def address(self) -> str:
-        """Where agents reach it: the router of the first segment."""
+        """Its URL for agents: the router of the first segment."""
         return f"http://{Place(0, 0).routers[0]}:{PORT}"
 
     @property
     def settings(self) -> list[str]:
-        """What agents are started with."""
+        """Settings of the agents."""
         if not self.exists:
             return []
         return [
@@ -56,7 +56,7 @@ class Store:
 
     @property
     def pid(self) -> int | None:
-        """Its pid, if it runs."""
+        """Return its pid; None if it does not run."""
         try:
             pid, born = (self.directory / "pid").read_text().split()
         except (FileNotFoundError, ValueError):
@@ -65,11 +65,11 @@ class Store:
 
     @staticmethod
     def program() -> str | None:
-        """Path of etcd, None where it is not installed."""
+        """Return the path of etcd; None if it is not installed."""
         return shutil.which("etcd", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
 
     def start(self) -> None:
-        """Start it, with the data it had. Raises LabError."""
+        """Start it with its previous data. Raises LabError."""
         program = self.program()
         if program is None:
             raise LabError("--etcd needs etcd: install it (Debian: apt install etcd-server)")
@@ -88,7 +88,7 @@ class Store:
             process = network.popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        process.returncode = 0  # it is found again by its pid
+        process.returncode = 0  # Popen must not wait for it: it outlives this process
         (self.directory / "pid").write_text(f"{process.pid} {birth(process.pid)}")
         self._wait(process.pid)
 
@@ -101,7 +101,7 @@ class Store:
                     raise LabError("etcd does not serve:\n" + "\n".join(f"  {line}" for line in lines))
 
     def crash(self) -> None:
-        """Kill it with -9; its data stay. Raises LabError when it survives that."""
+        """Kill it with SIGKILL; its data stay. Raises LabError if it survives."""
         pid = self.pid
         if pid is None:
             return
@@ -114,11 +114,11 @@ class Store:
             os.waitpid(pid, 0)
 
     def freeze(self) -> None:
-        """Stop it (SIGSTOP); thaw() has it go on."""
+        """Stop it by SIGSTOP, until thaw()."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Resume it."""
+        """Resume it by SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -128,7 +128,7 @@ class Store:
         os.kill(pid, number)
 
     def remove(self) -> None:
-        """End it, with all it knows; nothing to do is fine."""
+        """Stop it and remove its data; a missing one is ignored."""
         with undisturbed():
             self.crash()
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``hive lab demo``: the whole thing for a person to watch, in parts; what is claimed is checked at once.
+"""``hive lab demo`` in parts: each shows something and checks what it claims.
 
 Nothing is imported here: the command loads the parts that it plays.
 """

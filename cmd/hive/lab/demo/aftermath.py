@@ -1,4 +1,4 @@
-"""The end of a lab node, or of several, and a hard look at whether anything of them is still there."""
+"""Remove the nodes of a demo, and check that nothing of them is left."""
 
 import contextlib
 import time
@@ -18,9 +18,10 @@ SETTLE_WITHIN = 30.0
 
 
 def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: frozenset[str]) -> None:
-    """Stop the agent, remove the node, and check that it is removed; not to be interrupted.
+    """Stop the agent, remove the node, and check that it is removed; signals wait until then.
 
-    `kernels` are earlier looks at its BPF objects, `machine` what lab_links() found before.
+    ``kernels`` are the node's BPF objects seen earlier, ``machine`` the result of lab_links() before the
+    demo.
     """
     story.step(
         "nothing left",
@@ -43,12 +44,12 @@ def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: froze
 
 @contextlib.contextmanager
 def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explained: str) -> Iterator[None]:
-    """Run the story of a cluster's nodes in the block, and remove them, however it ends.
+    """Run the story of a cluster in the block, then remove its nodes, even after an error.
 
-    Errors in the block are reported, not raised. The last step has this name, title and explanation.
+    Errors in the block are reported, not raised. ``name``, ``title`` and ``explained`` are of the last step.
     """
     with undisturbed():
-        cluster.remove(cluster.nodes())  # what one that was killed left
+        cluster.remove(cluster.nodes())  # of a killed demo
     machine = lab_links()
     try:
         yield
@@ -68,7 +69,7 @@ def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explaine
 
 
 def settled(left: Callable[[], list[str]]) -> list[str]:
-    """What is left once the kernel had time to finish: it frees namespaces and BPF objects a little later."""
+    """Return what is left after a grace period: the kernel frees namespaces and BPF objects late."""
     deadline = time.monotonic() + SETTLE_WITHIN
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -92,7 +93,7 @@ def _verify(lab: Lab, story: Story, outside: Namespaces | None) -> None:
     story.check("no namespace is held, no mount is left", not left, ", ".join(left) or str(lab.directory))
     if outside is not None:
         with outside:
-            # The far end of the uplink vanishes exactly when the node's network namespace does.
+            # The other end of the uplink disappears with the node's network namespace.
             left = settled(lambda: sorted(outside.run(machine_links) - {"lo"}))
         story.check(
             "its network is removed", not left, ", ".join(left) or "the uplink's far end went with it"

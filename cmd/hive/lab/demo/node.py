@@ -1,4 +1,4 @@
-"""``hive lab demo``: the whole thing once, for a person to watch; every claim is checked while it is made."""
+"""``hive lab demo``, the first part: one node, pods, an upgrade under traffic; each claim is checked."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -21,11 +21,11 @@ from hive.lab.traffic.probe import interfaces, routes
 
 PODS = ("pod-1", "pod-2")
 SETTINGS = ("--enable-ipv6=true",) if Path("/proc/net/if_inet6").exists() else ()
-"""Of the agents: both families, where the kernel has them."""
+"""Settings of the agents: both families, if the kernel has them."""
 
 
 def make_room(lab: Lab) -> None:
-    """Remove what a demo that was killed left. Raises LabError when a node of that name is in use."""
+    """Remove the leftovers of a killed demo. Raises LabError if a node of that name is in use."""
     if agent_process.running(lab) is not None:
         raise LabError(
             f"a node named {lab.name} is running: remove it (hive lab down --name {lab.name}), "
@@ -35,7 +35,7 @@ def make_room(lab: Lab) -> None:
 
 
 def run(lab: Lab, story: Story) -> None:
-    """Run the story on a node called `lab.name`, and leave nothing behind, however it ends."""
+    """Run the demo on a node called ``lab.name``, then remove it, even after an error."""
     story.title(
         "hive lab demo",
         "A node of its own on this machine: own network, own mounts, own bpffs. In it run the real agent "
@@ -64,7 +64,7 @@ def run(lab: Lab, story: Story) -> None:
 
 
 class Demo:
-    """The chapters, in their order; what one finds out the later ones use."""
+    """The chapters in order; later ones use the results of earlier ones."""
 
     def __init__(self, lab: Lab, story: Story) -> None:
         self._lab = lab
@@ -73,10 +73,10 @@ class Demo:
         self._attached: dict[str, Attached] = {}
         self._without_pods = Belongings(frozenset(), frozenset(), frozenset(), frozenset())
         self.kernels: list[Kernel] = []
-        """Every look at the BPF objects of the node."""
+        """Snapshots of the node's BPF objects."""
 
     def node(self) -> None:
-        """Namespaces and mounts."""
+        """Create namespaces and mounts."""
         self._story.step("node", "A node", "Its namespaces are held by bind mounts: they need no process.")
         create(self._lab)
         with self._lab.open() as node:
@@ -89,7 +89,7 @@ class Demo:
         )
 
     def agent(self) -> None:
-        """The first start, on an empty node."""
+        """Start the agent on an empty node."""
         self._story.step(
             "agent",
             "The agent starts",
@@ -111,7 +111,7 @@ class Demo:
         self._story.check("the network configuration is there", True, self._lab.cni_conf.name)
 
     def pods(self) -> None:
-        """Two pods through the plugin, and what they look like inside."""
+        """Attach two pods through the plugin, and look inside."""
         self._story.step(
             "pods",
             "Two pods are added",
@@ -136,7 +136,7 @@ class Demo:
         }
 
     def talk(self) -> None:
-        """Ping and TCP between everyone."""
+        """Ping and TCP between node and pods."""
         self._story.step(
             "talk",
             "They talk",
@@ -160,7 +160,7 @@ class Demo:
                 self._talk.ping(f"ping node  → {two.pod}, IPv6", node, two.ipv6)
 
     def endpoints(self) -> None:
-        """What ``hive endpoint list`` prints."""
+        """Show the output of ``hive endpoint list``."""
         self._story.step("endpoints", "What the agent knows", "hive endpoint list, as on any node:")
         found = self._endpoints()
         self._story.show(endpoint.render(found, WIDTH - 7))
@@ -172,7 +172,7 @@ class Demo:
         )
 
     def upgrade(self) -> None:
-        """Kill and restart with another build, under traffic."""
+        """Kill the agent and start another build, under traffic."""
         self._story.step(
             "upgrade",
             "The agent is killed and comes back with another build of the datapath",
@@ -193,7 +193,7 @@ class Demo:
         )
 
     def remove_pods(self) -> None:
-        """Delete through the plugin; the node is as it was before the pods."""
+        """Detach the pods through the plugin; the node is as before."""
         self._story.step(
             "delete",
             "The pods are deleted",

@@ -1,4 +1,4 @@
-"""``hive lab demo``, the second part: two nodes as one network; every claim is checked while it is made."""
+"""``hive lab demo``, the second part: two nodes, with routes and then a tunnel; each claim is checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEAM = "k8s:io.cilium.k8s.namespace.labels.team=blue"
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Run the story on two nodes, and leave nothing behind, however it ends."""
+    """Run the demo on two nodes, then remove them, even after an error."""
     if any(agent_process.running(lab) is not None for lab in cluster.nodes()):
         name = cluster.name
         raise LabError(f"nodes of {name} are running: remove them (hive lab down --name {name})")
@@ -40,7 +40,7 @@ def run(cluster: Cluster, story: Story) -> None:
 
 
 class Pair:
-    """The chapters, in their order; what one finds out the later ones use."""
+    """The chapters in order; later ones use the results of earlier ones."""
 
     def __init__(self, cluster: Cluster, story: Story) -> None:
         self._cluster = cluster
@@ -51,7 +51,7 @@ class Pair:
         self._attached: list[Attached] = []
 
     def nodes(self) -> None:
-        """Two nodes joined by a bridge, each with a pod."""
+        """Create two nodes joined by a bridge, each with a pod."""
         shared = "They publish themselves and their pods in etcd." if self._etcd else ""
         self._story.step(
             "pair",
@@ -67,7 +67,7 @@ class Pair:
             self._story.check(f"{lab.name} knows {other.name}", bool(source), f"from {source}")
 
     def talk(self) -> None:
-        """By routes."""
+        """Ping and TCP by direct routes."""
         self._story.step(
             "direct",
             "Their pods talk, by routes",
@@ -82,7 +82,7 @@ class Pair:
         self._talk_both_ways()
 
     def kill(self) -> None:
-        """kill -9 under traffic between the nodes."""
+        """Kill an agent with SIGKILL under traffic between the nodes."""
         first, second = self._labs
         self._story.step(
             "kill",
@@ -113,7 +113,7 @@ class Pair:
         self._story.measured["pair_kill"] = {"sent": sent.packets, "lost": lost}
 
     def label(self) -> None:
-        """A label of the namespace is a label of its pods' identities."""
+        """Change a label of the namespace, and so the identities of its pods."""
         self._story.step(
             "label",
             "The namespace gets a label",
@@ -135,7 +135,7 @@ class Pair:
             self._story.check(f"the pod of {lab.name} has another identity", bool(ok), seen)
 
     def tunnel(self) -> None:
-        """The same nodes, converted."""
+        """Restart the agents with a tunnel."""
         self._story.step(
             "tunnel",
             "The agents start again, with routing-mode=tunnel",
@@ -174,7 +174,7 @@ class Pair:
             self._talk.echo("TCP  pod-2 → pod-1", there, here, one.ipv4, two.ipv4)
 
     def _both_tunnel(self) -> bool:
-        """Whether requests and answers take the tunnel: one agent may convert before the other has."""
+        """Return whether both directions use the tunnel; one agent may change before the other."""
         first, second = self._labs
         one, two = self._attached
         before = [self._tunnelled(lab) for lab in self._labs]
@@ -184,7 +184,7 @@ class Pair:
 
     def _tunnelled(self, lab: Lab) -> int:
         with lab.open() as node:
-            return node.run(_through_the_tunnel)
+            return node.run(_tunnel_rx_packets)
 
     def _answers(self, lab: Lab, name: str, address: str) -> bool:
         from hive.lab.traffic.probe import ping
@@ -199,25 +199,25 @@ class Pair:
         return ask(path, agent_process.api_socket(pid))
 
     def _source(self, lab: Lab, other: Lab) -> str:
-        """Where the node knows the other from; empty while it does not."""
+        """Return the source of the node's ipcache entry of the other node; empty if there is none."""
         found = self._ask(lab, "/v1/cluster/nodes")["nodes-added"]
         return next((str(one["source"]) for one in found if one["name"].endswith(f"/{other.name}")), "")
 
     def _identity(self, lab: Lab) -> tuple[int, list[str]]:
-        """Number and labels of the identity of the node's pod."""
+        """Return number and labels of the identity of the node's pod."""
         (endpoint,) = self._ask(lab, "/v1/endpoint")
         identity = endpoint["status"]["identity"]
         return int(identity["id"]), list(identity["labels"])
 
     def _known_there(self, lab: Lab, other: Lab) -> bool:
-        """Whether the other node knows the pod of this one by its number."""
+        """Return whether the other node has this node's pod with its identity."""
         address = self._attached[self._labs.index(lab)].ipv4
         known = {row["cidr"]: row["identity"] for row in self._ask(other, "/v1/ip")}
         return bool(known.get(f"{address}/32") == self._identity(lab)[0])
 
 
-def _through_the_tunnel() -> int:
-    """Packets that have come out of it here; none while there is no such device."""
+def _tunnel_rx_packets() -> int:
+    """Return the packets received from the tunnel device; 0 if there is none."""
     try:
         return int(Path("/sys/class/net/cilium_vxlan/statistics/rx_packets").read_text(encoding="ascii"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""``hive lab demo``, the fourth part: a policy cuts an open flow, with the reason; then it goes on."""
+"""``hive lab demo``, the fourth part: a policy drops an open flow, and another rule allows it again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hive.lab.traffic.flows import tcp_listener
 FRONT, BACK = "frontend", "cart"
 PORT = 8080
 SILENCE = 1.0
-"""Seconds without a byte that count as cut."""
+"""Seconds without a byte after which the flow counts as dropped."""
 
 Object = dict[str, Any]
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Run the story on a node, and leave nothing behind, however it ends."""
+    """Run the demo on a node, then remove it, even after an error."""
     last = ("nothing left of the policies", "The node is taken down", "Its policies with it.")
     part = Policies(cluster, story)
     with nothing_left(cluster, story, *last):
@@ -40,7 +40,7 @@ def run(cluster: Cluster, story: Story) -> None:
 
 
 class Policies:
-    """The chapters, in their order; what one finds out the later ones use."""
+    """The chapters in order; later ones use the results of earlier ones."""
 
     def __init__(self, cluster: Cluster, story: Story) -> None:
         self._cluster = cluster
@@ -53,7 +53,7 @@ class Policies:
         self._sent = 0
 
     def pods(self) -> None:
-        """A node with an agent that takes policies from a folder, and two pods."""
+        """Create a node whose agent reads policies from a directory, and two pods."""
         self._story.step(
             "policies",
             "Two pods, and no policy",
@@ -68,7 +68,7 @@ class Policies:
 
     @contextmanager
     def conversation(self) -> Iterator[None]:
-        """A TCP connection from one to the other stays open meanwhile."""
+        """Keep a TCP connection open between the pods."""
         with self._lab.open_pod(FRONT) as front, self._lab.open_pod(BACK) as back:
             with inside(back):
                 listener = tcp_listener(port=PORT)
@@ -83,14 +83,14 @@ class Policies:
                     yield
 
     def talk(self) -> None:
-        """It flows."""
+        """Check that bytes arrive."""
         self._story.step(
             "talk", f"{FRONT} has a connection open to {BACK}", "And sends something now and then."
         )
         self._story.check("what it sends arrives", self._ping(within=30), f"TCP, port {PORT}")
 
     def cut(self) -> None:
-        """A policy that closes the cart."""
+        """Apply a policy that isolates the cart."""
         self._story.step(
             "cut",
             f"A policy is applied: no pod reaches {BACK}",
@@ -104,7 +104,7 @@ class Policies:
         )
 
     def why(self) -> None:
-        """What ``hive policy explain`` answers."""
+        """Show the answer of ``hive policy explain``."""
         self._story.step("why", "Why?", f"hive policy explain default/{FRONT} default/{BACK}:{PORT}")
         ingress = self._ingress()
         self._story.show([f"ingress of {ingress['of']}: {ingress['verdict']}", f"entry: {ingress['entry']}"])
@@ -115,7 +115,7 @@ class Policies:
         )
 
     def go_on(self) -> None:
-        """The same policy with a rule for the frontend."""
+        """Apply the policy with a rule for the frontend."""
         self._story.step(
             "open", f"The policy lets {FRONT} in", "The connection was never closed: it goes on."
         )
@@ -128,7 +128,7 @@ class Policies:
     # What the chapters share
 
     def _ping(self, within: float) -> bool:
-        """Send a byte; whether all bytes have arrived."""
+        """Send a byte; return whether all bytes have arrived."""
         self._client.send(b"x")
         self._sent += 1
         return self._arrives(within)
@@ -152,7 +152,7 @@ class Policies:
         self._cluster.manifests.write("policies", [policy])
 
     def _enforced(self, name: str) -> str:
-        """What the policy map of a pod enforces."""
+        """Return the directions that the pod's policy map enforces."""
         found: list[dict[str, Any]] = ask("/v1/endpoint", agent_process.api_socket(self._pid))
         ids = ((one, one["status"]["external-identifiers"]["k8s-pod-name"]) for one in found)
         (own,) = (one for one, pod in ids if pod == name)

@@ -1,4 +1,4 @@
-"""``hive lab demo``, the fifth part: a router that learns pods and a service by BGP, checked."""
+"""``hive lab demo``, the fifth part: a router learns pods and a service by BGP; each claim is checked."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CONNECTIONS = 60
 PATIENCE = 5.0
 
 Answer = tuple[str, str]
-"""Name of the pod that answers, and the client's address that it sees."""
+"""Name of the answering pod, and the client address that it sees."""
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Show it on three nodes and a router, and leave nothing behind, however it ends."""
+    """Run the demo on three nodes and a router, then remove them, even after an error."""
     last = ("nothing left of the routers", "Nodes and router are taken down", "Their routes with them.")
     part = Routers(cluster, story)
     with nothing_left(cluster, story, *last):
@@ -57,7 +57,7 @@ def _cut() -> None:
 
 
 class Routers:
-    """The chapters, in their order."""
+    """The chapters in order."""
 
     def __init__(self, cluster: Cluster, story: Story) -> None:
         self._cluster = cluster
@@ -66,7 +66,7 @@ class Routers:
         self._pods: dict[str, Attached] = {}
 
     def nodes(self) -> None:
-        """Three nodes, a router, and pods on the third node."""
+        """Create three nodes, a router, and pods on the third node."""
         self._story.step(
             "routers",
             "Three nodes and a router that knows of them by BGP alone",
@@ -87,7 +87,7 @@ class Routers:
 
     @contextmanager
     def servers(self) -> Iterator[None]:
-        """The pods answer meanwhile."""
+        """Run servers in the pods."""
         started: list[Child[int]] = []
         with ExitStack() as stack:
             for name in self._pods:
@@ -99,7 +99,7 @@ class Routers:
             yield
 
     def pod(self) -> None:
-        """A pod is reached from outside by its own address."""
+        """Reach a pod from outside by its address."""
         self._story.step(
             "a pod from outside",
             "The client connects to the address of pod one",
@@ -112,7 +112,7 @@ class Routers:
         )
 
     def service(self) -> None:
-        """All nodes announce a service's address, and the router spreads connections over them."""
+        """Announce a service from all nodes; the router spreads connections over them (ECMP)."""
         self._story.step(
             "one address, three nodes",
             f"All nodes announce {ADDRESS}, the address of a service with the four pods",
@@ -126,7 +126,7 @@ class Routers:
         self._story.check("the router has a way by each node", bool(spread), f"{self._ways()} ways")
 
     def death(self) -> None:
-        """A node dies; connections that went by it go on by another."""
+        """Cut a node's link; its connections continue through another node."""
         self._story.step(
             "a node dies",
             f"{CONNECTIONS} connections are open; then the first node's link is cut",
@@ -160,13 +160,13 @@ class Routers:
             return router.run(_bgp_routes)
 
     def _ways(self) -> int:
-        """Nodes by which the router reaches the service."""
+        """Return the nodes by which the router reaches the service."""
         with self._cluster.network.open() as router:
             return router.run(_bgp_routes, ADDRESS).count("nexthop")
 
     @contextmanager
     def _connected(self, address: str, count: int) -> Iterator[list[socket.socket]]:
-        """So many connections of the client, opened as soon as they can be."""
+        """Open this many connections of the client, once that is possible."""
         with ExitStack() as stack, self._cluster.network.open() as outside, inside(outside):
             opened: list[socket.socket] = []
             eventually(partial(self._open, (address, PORT), opened, stack))

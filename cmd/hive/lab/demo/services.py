@@ -1,4 +1,4 @@
-"""``hive lab demo``, the third part: clients outside and a service, checked."""
+"""``hive lab demo``, the third part: outside clients and a service; each claim is checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Object = dict[str, Any]
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Run the story on two nodes, and leave nothing behind, however it ends."""
+    """Run the demo on two nodes, then remove them, even after an error."""
     last = ("nothing left of the services", "Both nodes are taken down", "Their services with them.")
     part = Services(cluster, story)
     with nothing_left(cluster, story, *last):
@@ -43,7 +43,7 @@ def run(cluster: Cluster, story: Story) -> None:
 
 
 class Services:
-    """The chapters, in their order; what one finds out the later ones use."""
+    """The chapters in order; later ones use the results of earlier ones."""
 
     def __init__(self, cluster: Cluster, story: Story) -> None:
         self._cluster = cluster
@@ -52,7 +52,7 @@ class Services:
         self._pods: dict[str, tuple[Lab, Attached]] = {}
 
     def nodes(self) -> None:
-        """Two nodes and three pods that answer."""
+        """Create two nodes and three pods with servers."""
         self._story.step(
             "services",
             "Two nodes that serve clients outside",
@@ -70,7 +70,7 @@ class Services:
 
     @contextmanager
     def servers(self) -> Iterator[None]:
-        """The pods answer meanwhile."""
+        """Run servers in the pods."""
         started: list[Child[int]] = []
         try:
             for name, (lab, pod) in self._pods.items():
@@ -85,7 +85,7 @@ class Services:
                 each.kill()
 
     def one_node(self) -> None:
-        """Both backends on the node that is asked."""
+        """Both backends are on the node that gets the requests."""
         first, _ = self._labs
         self._story.step(
             "one node",
@@ -99,7 +99,7 @@ class Services:
         self._story.check("backends see the client itself", seen == {self._client}, ", ".join(sorted(seen)))
 
     def two_nodes(self) -> None:
-        """What each backend sees, by policy and by the node that is asked."""
+        """Show the client address that backends see, by traffic policy and node."""
         self._story.step(
             "two nodes",
             "Another backend on the second node; which client address each sees, by externalTrafficPolicy",
@@ -125,7 +125,7 @@ class Services:
         self._story.measured["services_seen"] = lines[1:]
 
     def removed(self) -> None:
-        """A backend ends under load."""
+        """Remove a backend under load."""
         first, _ = self._labs
         lab, pod = self._pods["two"]
         self._story.step(
@@ -157,7 +157,7 @@ class Services:
         }
 
     def maglev(self) -> None:
-        """How many connections move that would not have to."""
+        """Show how many connections change their backend when one is removed."""
         self._story.step(
             "maglev",
             "What a backend that goes does to the others, with bpf-lb-algorithm=maglev",
@@ -185,7 +185,7 @@ class Services:
             return outside.run(ask, self._target(lab, port), ASKED)
 
     def _asked(self, lab: Lab, port: int, servers: set[str]) -> Asked:
-        """Once these answer there, and no others: what comes of it."""
+        """Send requests until exactly these backends answer; return the results."""
         found = Asked()
 
         def answered() -> bool:
@@ -250,7 +250,7 @@ def _by_server(found: Asked) -> dict[str, int]:
 
 
 def _disruption(count: int) -> tuple[float, int]:
-    """The share of slots that moved although their backend stayed; by how many slots backends differ."""
+    """Return the share of slots that moved without need, and the spread of slots over backends."""
     backends = [
         MaglevBackend(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at, 1) for at in range(count)
     ]

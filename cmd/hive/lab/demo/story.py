@@ -1,4 +1,4 @@
-"""Prints what happens and records it: steps, explanations, checks with ✔ or ✘, and all of it as data."""
+"""Print and record a demo: steps, explanations, and checks with ✔ or ✘; the record is data for programs."""
 
 import sys
 import textwrap
@@ -16,7 +16,7 @@ _INDENT = "     "
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that had to hold, and what was seen."""
+    """A check with its result, and what was observed."""
 
     step: str
     check: str
@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(slots=True)
 class Story:
-    """A narrated run. `quiet` prints nothing while it goes on; the record is the same."""
+    """A narrated run. With ``quiet`` nothing is printed while it runs; the record is the same."""
 
     quiet: bool = False
     checks: list[Check] = field(default_factory=list)
@@ -38,22 +38,22 @@ class Story:
 
     @property
     def ok(self) -> bool:
-        """Whether there was something to check, and all of it held."""
+        """Whether there were checks, and all succeeded."""
         return self.error is None and bool(self.checks) and all(check.ok for check in self.checks)
 
     @property
     def seconds(self) -> float:
-        """Since the story began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def title(self, text: str, explanation: str) -> None:
-        """How it begins."""
+        """Print the title."""
         self._print()
         self._print(click.style(text, bold=True))
         self._explain(explanation, "")
 
     def step(self, name: str, text: str, explanation: str) -> None:
-        """A new chapter: `name` for the account, `text` and `explanation` for the reader."""
+        """Begin a step: ``name`` for the record, ``text`` and ``explanation`` for the reader."""
         self._steps += 1
         self._step = name
         self._print()
@@ -62,7 +62,7 @@ class Story:
         self._explain(explanation, _INDENT)
 
     def check(self, name: str, ok: bool, seen: str) -> bool:
-        """Something that has to hold: one line with its mark and what was seen."""
+        """Record a check, and print one line with its mark and what was observed."""
         self.checks.append(Check(self._step, name, ok, seen))
         mark = click.style(_mark(ok), fg=GOOD if ok else BAD, bold=not ok)
         colour = QUIET if ok else BAD
@@ -75,12 +75,12 @@ class Story:
         return ok
 
     def show(self, lines: Iterable[str]) -> None:
-        """Something to look at, as it is."""
+        """Print text as it is."""
         for line in lines:
             self._print(f"{_INDENT}  {line}")
 
     def fail(self, text: str) -> None:
-        """The story cannot go on."""
+        """Record that the demo cannot continue."""
         self.error = text
         first, *more = text.splitlines() or [""]
         self._print(f"{_INDENT}{click.style(f'{_mark(False)} {first}', fg=BAD)}")
@@ -88,7 +88,7 @@ class Story:
             self._print(f"{_INDENT}  {line}")
 
     def end(self, good: str, bad: str) -> None:
-        """How it ends."""
+        """Print the result."""
         held = sum(check.ok for check in self.checks)
         count = f"{held} of {len(self.checks)} checks held, {self.seconds:.1f} s."
         broke_off = " It broke off." if self.error else ""
@@ -98,7 +98,7 @@ class Story:
         self._print()
 
     def account(self) -> dict[str, object]:
-        """Everything, for programs."""
+        """Return the record."""
         return {
             "ok": self.ok,
             "seconds": round(self.seconds, 3),

@@ -1,4 +1,4 @@
-"""Ping and TCP between namespaces, as checks of a story."""
+"""Check ping and TCP between namespaces, as checks of a demo."""
 
 import socket
 import time
@@ -13,19 +13,19 @@ ECHOED = 1 << 20
 
 
 class Talk:
-    """Has namespaces talk, and returns whether they could."""
+    """Sends traffic between namespaces and checks that it arrives."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
 
     def ping(self, what: str, source: Namespaces, address: str) -> None:
-        """PINGS echo requests, all answered."""
+        """Check that PINGS echo requests are answered."""
         trips = source.run(ping, address, PINGS)
         best = f", best {min(trips) * 1e6:.0f} µs" if trips else ""
         self._story.check(what, len(trips) == PINGS, f"{len(trips)} of {PINGS} answered{best}")
 
     def echo(self, what: str, source: Namespaces, target: Namespaces, address: str, seen_as: str) -> None:
-        """ECHOED bytes there and back over TCP, from the expected peer."""
+        """Check that ECHOED bytes are echoed over TCP, from the expected peer address."""
         with inside(target):
             listener = tcp_listener(socket.AF_INET6 if ":" in address else socket.AF_INET)
         with listener:

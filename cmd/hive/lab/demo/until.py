@@ -1,4 +1,4 @@
-"""Waiting for what is to become true."""
+"""Wait for a condition in a demo."""
 
 import time
 from typing import Any
@@ -7,7 +7,7 @@ WITHIN = 60.0
 
 
 def eventually(condition: Any) -> Any:
-    """What it gives, once that is true; the last it gave after WITHIN seconds."""
+    """Call a function until its result is true, for at most WITHIN seconds; return the last result."""
     deadline = time.monotonic() + WITHIN
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)

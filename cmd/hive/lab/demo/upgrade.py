@@ -1,4 +1,4 @@
-"""The agent killed and started again with another build of the datapath, under traffic that counts."""
+"""Kill the agent and start another build of the datapath, while traffic is measured."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ BEFORE, WITHOUT, AFTER = 1.0, 1.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What was seen: the kernel's objects around it, the traffic through it, and seconds."""
+    """Results: the BPF objects before and after, the traffic, and durations in seconds."""
 
     before: Kernel
     after: Kernel
@@ -45,12 +45,12 @@ class Upgrade:
 
     @property
     def lost(self) -> int:
-        """UDP packets that were sent and never arrived."""
+        """Number of lost UDP packets."""
         return self.sent.packets - self.received.packets
 
 
 def second_build(lab: Lab) -> Path:
-    """Write the datapath once more into the lab, with a tag that makes it a generation of its own."""
+    """Write the datapath's objects into the lab with another tag, which makes them a new generation."""
     from cells.datapath.build import tagged
     from cells.datapath.settings import PACKAGED_OBJECTS
 
@@ -60,9 +60,9 @@ def second_build(lab: Lab) -> Path:
 def upgrade(
     lab: Lab, source: Attached, target: Attached, datapath_object: Path, settings: Sequence[str] = ()
 ) -> Upgrade:
-    """Kill the agent with -9 and start one with `datapath_object`, while `source` talks to `target`.
+    """Kill the agent and start one with ``datapath_object``, during traffic from ``source`` to ``target``.
 
-    `settings` are what the agent that runs was started with.
+    ``settings`` are those of the running agent.
     """
     address = target.ipv4 or target.ipv6
     family = family_of(address)
@@ -95,7 +95,7 @@ def upgrade(
 
 
 def report(story: Story, seen: Upgrade) -> None:
-    """Check what was seen, line by line, and record the numbers."""
+    """Check the results line by line, and record the numbers."""
     story.check(
         "killed with -9, and a new agent serves",
         True,
@@ -148,5 +148,5 @@ def _report_traffic(story: Story, seen: Upgrade) -> None:
 
 
 def ids(numbers: Iterable[int]) -> str:
-    """Kernel ids for a person."""
+    """Return kernel ids as text."""
     return ", ".join(map(str, sorted(numbers))) or "none"

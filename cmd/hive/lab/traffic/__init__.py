@@ -1,4 +1,4 @@
-"""Messages of children inside nodes and pods, and their questions about their namespace.
+"""Traffic between lab nodes and pods, and queries of their network state, for forked children.
 
 Nothing is imported here: children load only what they need.
 """

@@ -1,7 +1,7 @@
-"""Traffic that measures the path it takes: a paced UDP flow and a TCP connection that never rests.
+"""Measure a path by traffic: a paced UDP flow, and a TCP connection that always sends.
 
-For child processes inside pods: every function takes the :class:`Stop` of its child first.
-Loss is counted by sequence numbers, TCP continuity by the position every word of the stream must carry.
+For child processes inside pods: the first argument of each function is the :class:`Stop` of its child. Loss
+is counted by sequence numbers, and each word of the TCP stream has its position as its value.
 """
 
 import array
@@ -17,14 +17,14 @@ _PACKET = struct.Struct("<Qd")
 _BUFFER = 8 << 20
 _SO_RCVBUFFORCE = 33
 _QUIET = 1.0
-"""Seconds without a packet after which nothing is under way any more."""
+"""Seconds without a packet after which all packets count as arrived."""
 _BLOCK_WORDS = 512
 _BLOCK_INTERVAL = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a paced sender did; seconds and packets."""
+    """Result of a paced sender: seconds and packets."""
 
     packets: int
     errors: int
@@ -33,9 +33,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What arrived: distinct packets, repeated ones, those overtaken, and the longest silence in seconds.
+    """Result of a receiver: distinct, duplicate and reordered packets, and the longest silence in seconds.
 
-    And the smallest and the largest number that came, -1 for none: what was lost before, within or after.
+    ``lowest`` and ``highest`` are sequence numbers, -1 for none: they show where packets were lost.
     """
 
     packets: int
@@ -48,7 +48,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One end of a TCP stream: bytes, whether every byte was in its place, the longest stall in seconds."""
+    """Result of one end of a TCP stream: bytes, whether all were in place, the longest stall in seconds."""
 
     octets: int
     continuous: bool
@@ -56,7 +56,7 @@ class Streamed:
 
 
 def udp_sender(stop: Stop, target: tuple[str, int], rate: float) -> Sent:
-    """Send numbered packets at `rate` per second until stopped; late ones are caught up."""
+    """Send numbered packets at ``rate`` per second until stopped; late ones are sent at once."""
     with socket.socket(family_of(target[0]), socket.SOCK_DGRAM) as sock:
         sock.connect(target)
         began = time.monotonic()
@@ -64,14 +64,14 @@ def udp_sender(stop: Stop, target: tuple[str, int], rate: float) -> Sent:
         while not stop.wait(began + number / rate - time.monotonic()):
             try:
                 sock.send(_PACKET.pack(number, time.monotonic()))
-            except OSError:  # an answer of the network (ICMP) to an earlier packet: it will be missing
+            except OSError:  # an ICMP error for an earlier packet, which counts as lost
                 errors += 1
             number += 1
         return Sent(number, errors, time.monotonic() - began)
 
 
 def udp_receiver(stop: Stop, sock: socket.socket) -> Received:
-    """Count what arrives on a bound socket until stopped and nothing more comes."""
+    """Count packets on a bound socket until stopped and no more arrive."""
     seen: set[int] = set()
     duplicates = reordered = 0
     highest, last, longest = -1, 0.0, 0.0
@@ -114,7 +114,7 @@ def tcp_sender(stop: Stop, target: tuple[str, int]) -> Streamed:
 
 
 def tcp_receiver(stop: Stop, listener: socket.socket) -> Streamed:
-    """Read one stream to its end and check every word of it; when stopped, give up waiting for a peer."""
+    """Read a stream to its end and check every word; when stopped, no longer wait for a peer."""
     sock = _accept(stop, listener)
     if sock is None:
         return Streamed(0, False, 0.0)
@@ -151,12 +151,12 @@ def _read_stream(sock: socket.socket) -> Streamed:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """That of an address as text."""
+    """Return the address family of an address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def udp_socket(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-    """A UDP socket bound to a free port, with room for everything that comes while its reader is delayed."""
+    """Return a UDP socket on a free port, with a buffer for packets that arrive while the reader is late."""
     sock = socket.socket(family, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
     sock.bind(("", 0))
@@ -164,12 +164,12 @@ def udp_socket(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
 
 
 def tcp_listener(family: socket.AddressFamily = socket.AF_INET, port: int = 0) -> socket.socket:
-    """A TCP socket listening on a port, 0 for a free one."""
+    """Return a TCP socket that listens on a port, 0 for a free one."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind(("", port))
     sock.listen()
     return sock
 
 
-if sys.byteorder != "little":  # words travel as the machine has them; both ends are this machine
+if sys.byteorder != "little":  # native byte order: both ends are on this machine
     raise ImportError("the lab's flows are written for little-endian machines, as the agent's maps are")

@@ -1,4 +1,4 @@
-"""Questions asked from inside a namespace: does it answer, who am I, what links and routes are there.
+"""Queries from inside a namespace: ping, TCP echo, links and routes.
 
 For forked children inside a node or pod.
 """
@@ -19,7 +19,7 @@ _TCP_PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link as seen from inside: index of its peer in the other namespace, addresses with prefix length."""
+    """A link: index of its peer in the other namespace, addresses with prefix length."""
 
     name: str
     mac: str
@@ -30,7 +30,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of the main table, IPv4."""
+    """An IPv4 route of the main table."""
 
     destination: str
     gateway: str | None
@@ -45,7 +45,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """ICMP of one family: what asks, what answers, whether an answer comes with its IP header."""
+    """ICMP of one family: types of request and reply, whether a reply comes with its IP header."""
 
     family: socket.AddressFamily
     protocol: int
@@ -61,7 +61,7 @@ _ECHO = {
 
 
 def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float]:
-    """Send `count` echo requests; round trips of the answered ones, in seconds. Source: RFC 792, RFC 4443."""
+    """Send ``count`` echo requests; return the round trips in seconds. Source: RFC 792, RFC 4443."""
     trips = []
     own = os.getpid() & 0xFFFF
     echo = _ECHO[6 if ":" in target else 4]
@@ -69,7 +69,7 @@ def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float
         sock.connect((target, 0))
         for number in range(count):
             body = b"hive lab ping...".ljust(56, b".")
-            # Of ICMPv6 the kernel fills in the checksum.
+            # The kernel computes the checksum of ICMPv6.
             checksum = _checksum(_ICMP.pack(echo.request, 0, 0, own, number) + body) if echo.headed else 0
             began = time.monotonic()
             sock.send(_ICMP.pack(echo.request, 0, checksum, own, number) + body)
@@ -80,7 +80,7 @@ def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float
 
 def _answered(sock: socket.socket, echo: _Echo, own: int, number: int, deadline: float) -> bool:
     while True:
-        # What came in time is read, however late we are ourselves.
+        # Replies that arrived in time are read even if this process is late.
         sock.settimeout(max(0.0, deadline - time.monotonic()))
         try:
             packet = sock.recv(2048)
@@ -99,7 +99,7 @@ def _checksum(data: bytes) -> int:
 
 
 def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
-    """Answer every connection with what it sends, until stopped; the peers' addresses in order."""
+    """Echo every connection until stopped; return the peers' addresses in order."""
     peers = []
     listener.settimeout(0.02)
     while not stop.wait(0):
@@ -116,7 +116,7 @@ def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
 
 
 def tcp_echo(target: tuple[str, int], size: int = 1 << 20) -> float:
-    """Connect, send `size` bytes while reading them back; seconds for all of it. Raises OSError."""
+    """Send ``size`` bytes and read them back; return the seconds. Raises OSError."""
     message = os.urandom(1 << 12)
     began = time.monotonic()
     with socket.create_connection(target, timeout=_TCP_PATIENCE) as sock:
@@ -134,7 +134,7 @@ def tcp_echo(target: tuple[str, int], size: int = 1 << 20) -> float:
 
 
 def interfaces() -> list[Interface]:
-    """The links of this namespace with their IPv4 addresses, ``lo`` left out."""
+    """Return the links of this namespace with their IPv4 addresses, except ``lo``."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:
@@ -156,7 +156,7 @@ def interfaces() -> list[Interface]:
 
 
 def routes() -> list[Route]:
-    """The IPv4 routes of this namespace's main table, most specific first."""
+    """Return the IPv4 routes of the main table, longest prefix first."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:

@@ -1,6 +1,7 @@
 """Requests, and servers that answer with their name.
 
-For child processes inside pods: a function that goes on takes the :class:`Stop` of its child first.
+For child processes inside pods: the first argument of a function that runs until stopped is the :class:`Stop`
+of its child.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ _PATIENCE = 5.0
 
 @dataclass(slots=True)
 class Asked:
-    """Results of requests: how many each server answered, by its name and the client address it saw."""
+    """Results of requests: answers by server name and client address as the server saw it, and failures."""
 
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
 
     @property
     def servers(self) -> list[str]:
-        """Who has answered."""
+        """Names of the servers that answered."""
         return sorted({name for name, _ in self.answered})
 
 
 def answer(stop: Stop, listener: socket.socket, name: str) -> int:
-    """Answer every client with the server's name and the client's address, until stopped; how many."""
+    """Answer every client with the server's name and the client's address; return the count."""
     count = 0
     listener.settimeout(0.02)
     while not stop.wait(0):
@@ -47,7 +48,7 @@ def answer(stop: Stop, listener: socket.socket, name: str) -> int:
 
 
 def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
-    """Answer every byte on any number of connections until it is stopped; how many."""
+    """Answer every byte on any number of connections, until stopped; return the count."""
     count = 0
     listener.setblocking(False)
     with selectors.DefaultSelector() as open_:
@@ -70,7 +71,7 @@ def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
 
 
 def say(connection: socket.socket) -> tuple[str, str]:
-    """Ask on an open connection: the server's name, and the client's address that it sees. Raises OSError."""
+    """Send a request on an open connection; return the server's name and the client address."""
     connection.sendall(b"?")
     heard = b""
     while not heard.endswith(b"\n"):
@@ -82,7 +83,7 @@ def say(connection: socket.socket) -> tuple[str, str]:
 
 
 def ask(target: tuple[str, int], count: int) -> Asked:
-    """`count` requests, one after the other."""
+    """Send ``count`` requests, one after the other."""
     found = Asked()
     for _ in range(count):
         _ask(target, found)
@@ -90,7 +91,7 @@ def ask(target: tuple[str, int], count: int) -> Asked:
 
 
 def ask_on(stop: Stop, target: tuple[str, int], pause: float) -> Asked:
-    """Requests until stopped."""
+    """Send requests until stopped."""
     found = Asked()
     while not stop.wait(pause):
         _ask(target, found)
