@@ -4,11 +4,9 @@ The agent is a child process inside the node's namespaces that outlives the comm
 settings and log are files in the node's directory, so that later commands find them.
 """
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,11 +16,11 @@ import click
 
 from hive.client import ask
 from hive.lab import cgroups
-from hive.lab.node import Lab, LabError, wait_exited
+from hive.lab.daemon import POLL, Daemon
+from hive.lab.node import Lab, LabError
 
 READY_WITHIN = 60.0
 FIRST_IDENTITY = 32768
-_SETTLE = 0.02
 
 
 def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
@@ -43,20 +41,14 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         *settings,
         *cgroups.settings_of(lab.name, settings),
     ]
-    with lab.open() as node, lab.agent_log.open("ab") as log:
-        process = node.popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(lab),
-            start_new_session=True,
-        )
-    # Popen must not wait for it: it outlives this process, and is found by its pid file.
-    process.returncode = 0
-    _pidfile(lab).write_text(f"{process.pid} {birth(process.pid)}")
+    with lab.open() as node:
+        pid = _daemon(lab).start(node, command, _environment(lab))
     _settings_file(lab).write_text(json.dumps(settings))
-    return process.pid
+    return pid
+
+
+def _daemon(lab: Lab) -> Daemon:
+    return Daemon(f"the agent of node {lab.name}", lab.directory / "agent.pid", lab.agent_log)
 
 
 def _numbering(settings: Sequence[str]) -> list[str]:
@@ -89,15 +81,9 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
 
     Raises LabError with the end of the agent's log if the agent exits or the time runs out.
     """
-    began = time.monotonic()
     agent_socket = api_socket(pid)
-    while not (lab.cni_conf.exists() and _serves(agent_socket)):  # no request before the file exists
-        if wait_exited(pid, _SETTLE):
-            _collect(pid)
-            raise LabError(f"the agent of node {lab.name} ended instead of serving:\n{log_end(lab)}")
-        if time.monotonic() - began > within:
-            raise LabError(f"the agent of node {lab.name} did not serve within {within:g} s:\n{log_end(lab)}")
-    return time.monotonic() - began
+    # no request before the file exists
+    return _daemon(lab).wait(pid, lambda: lab.cni_conf.exists() and _serves(agent_socket), within)
 
 
 def wait_for_pod(lab: Lab, namespace: str, pod: str) -> None:
@@ -109,7 +95,7 @@ def wait_for_pod(lab: Lab, namespace: str, pod: str) -> None:
             return
         if time.monotonic() - began > READY_WITHIN:
             raise LabError(f"the agent of node {lab.name} does not have {namespace}/{pod} in k8s-pods")
-        time.sleep(_SETTLE)
+        time.sleep(POLL)
 
 
 def api_socket(pid: int) -> Path:
@@ -122,64 +108,22 @@ def api_socket(pid: int) -> Path:
 
 def running(lab: Lab) -> int | None:
     """Return the pid of the node's agent; None if it does not run."""
-    try:
-        pid, born = _pidfile(lab).read_text().split()
-    except (FileNotFoundError, ValueError):
-        return None
-    return int(pid) if birth(int(pid)) == born else None
+    return _daemon(lab).pid
 
 
 def terminate(lab: Lab, within: float = 30.0) -> bool:
     """Send SIGTERM to the agent and wait; False if it still runs after ``within`` seconds."""
-    return _end(lab, signal.SIGTERM, within)
+    return _daemon(lab).end(signal.SIGTERM, within)
 
 
 def crash(lab: Lab) -> None:
     """Kill the agent with SIGKILL. Raises LabError if it survives."""
-    if not _end(lab, signal.SIGKILL, 30.0):
-        raise LabError(f"the agent of node {lab.name} survives SIGKILL")
+    _daemon(lab).kill()
 
 
 def log_end(lab: Lab, lines: int = 12) -> str:
     """Return the last lines of the agent's log."""
-    try:
-        text = lab.agent_log.read_text(errors="replace")
-    except FileNotFoundError:
-        return "  (it printed nothing)"
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (it printed nothing)"
-
-
-def _end(lab: Lab, signal_number: signal.Signals, within: float) -> bool:
-    pid = running(lab)
-    if pid is None:
-        return True
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal_number)
-    exited = wait_exited(pid, within)
-    if exited:
-        _collect(pid)
-    return exited
-
-
-def _collect(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # another process started it
-        os.waitpid(pid, 0)
-
-
-def _pidfile(lab: Lab) -> Path:
-    return lab.directory / "agent.pid"
-
-
-def birth(pid: int) -> str | None:
-    """Return the start time of a process, None if it has exited: a later process with its pid differs.
-
-    Source: proc_pid_stat(5), field 22.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    return _daemon(lab).log_end(lines)
 
 
 def _serves(agent_socket: Path) -> bool:

@@ -9,20 +9,17 @@ by a session of that family.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hive.lab.agent_process import birth
 from hive.lab.children import undisturbed
 from hive.lab.cluster.network import LabNetwork, Place
-from hive.lab.node import LabError, wait_exited
+from hive.lab.daemon import Daemon
+from hive.lab.node import LabError
 
 ROUTER_AS, NODES_AS = 65000, 65001
 READY_WITHIN = 30.0
@@ -31,7 +28,6 @@ _PLACES = "/usr/lib/frr:/usr/sbin"
 _SHARED = Path("/run/frr")
 _DAEMONS = ("zebra", "bgpd")
 """In start order."""
-_SETTLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +58,10 @@ class Router:
 
     def pid(self, daemon: str = "bgpd") -> int | None:
         """Return the pid of one of its programs; None if it does not run."""
-        try:
-            pid, born = (self.directory / f"{daemon}.running").read_text().split()
-        except (FileNotFoundError, ValueError):
-            return None
-        return int(pid) if birth(int(pid)) == born else None
+        return self._daemon(daemon).pid
+
+    def _daemon(self, name: str) -> Daemon:
+        return Daemon(name, self.directory / f"{name}.running", self.directory / f"{name}.log")
 
     @staticmethod
     def installed() -> bool:
@@ -104,21 +99,10 @@ class Router:
         listening.unlink(missing_ok=True)
         command = [program, "-P", "0", "-z", directory / "zserv.api", "--vty_socket", directory]
         command += ["-i", directory / f"{name}.pid", "-f", directory / f"{name}.conf"]
-        with self.network.open() as network, (directory / f"{name}.log").open("ab") as log:
-            process = network.popen(
-                list(map(str, command)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        process.returncode = 0  # Popen must not wait for it: it outlives this process
-        (directory / f"{name}.running").write_text(f"{process.pid} {birth(process.pid)}")
-        began = time.monotonic()
-        while not listening.exists():
-            if wait_exited(process.pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
-                lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
-                raise LabError(f"{name} does not serve:\n" + "\n".join(f"  {line}" for line in lines))
+        daemon = self._daemon(name)
+        with self.network.open() as network:
+            pid = daemon.start(network, list(map(str, command)))
+        daemon.wait(pid, listening.exists, READY_WITHIN)
 
     def _configuration(self, *, ipv6: bool) -> str:
         segments = [Place(0, number) for number in range(self.network.segments)]
@@ -155,20 +139,8 @@ class Router:
         """Stop it and remove its state; a missing one is ignored."""
         with undisturbed():
             for name in reversed(_DAEMONS):
-                self._end(name)
+                self._daemon(name).kill()
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _end(self, name: str) -> None:
-        """Stop its programs. Raises LabError if one survives SIGKILL."""
-        pid = self.pid(name)
-        if pid is None:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        if not wait_exited(pid, 10.0):
-            raise LabError(f"{name} survives SIGKILL")
-        with suppress(ChildProcessError):  # another process started it
-            os.waitpid(pid, 0)
 
 
 def bgp_objects(node: str, place: Place, *, ipv6: bool = False) -> list[dict[str, Any]]:

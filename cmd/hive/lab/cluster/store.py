@@ -6,20 +6,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hive.lab.agent_process import birth
 from hive.lab.children import undisturbed
 from hive.lab.cluster.network import LabNetwork, Place
-from hive.lab.node import LabError, wait_exited
+from hive.lab.daemon import Daemon
+from hive.lab.node import LabError
 
 PORT = 2379
 READY_WITHIN = 60.0
-_SETTLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +53,11 @@ class Store:
     @property
     def pid(self) -> int | None:
         """Return its pid; None if it does not run."""
-        try:
-            pid, born = (self.directory / "pid").read_text().split()
-        except (FileNotFoundError, ValueError):
-            return None
-        return int(pid) if birth(int(pid)) == born else None
+        return self._daemon.pid
+
+    @property
+    def _daemon(self) -> Daemon:
+        return Daemon("etcd", self.directory / "pid", self.directory / "log")
 
     @staticmethod
     def program() -> str | None:
@@ -84,34 +80,13 @@ class Store:
             "--heartbeat-interval=50",
             "--election-timeout=500",
         ]
-        with self.network.open() as network, (self.directory / "log").open("ab") as log:
-            process = network.popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        process.returncode = 0  # Popen must not wait for it: it outlives this process
-        (self.directory / "pid").write_text(f"{process.pid} {birth(process.pid)}")
-        self._wait(process.pid)
-
-    def _wait(self, pid: int) -> None:
-        began = time.monotonic()
         with self.network.open() as network:
-            while not network.run(_listens):
-                if wait_exited(pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
-                    lines = (self.directory / "log").read_text(errors="replace").splitlines()[-5:]
-                    raise LabError("etcd does not serve:\n" + "\n".join(f"  {line}" for line in lines))
+            pid = self._daemon.start(network, command)
+            self._daemon.wait(pid, lambda: network.run(_listens), READY_WITHIN)
 
     def crash(self) -> None:
         """Kill it with SIGKILL; its data stay. Raises LabError if it survives."""
-        pid = self.pid
-        if pid is None:
-            return
-        for each in (signal.SIGCONT, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.kill(pid, each)
-        if not wait_exited(pid, 10.0):
-            raise LabError("etcd survives SIGKILL")
-        with suppress(ChildProcessError):  # another process started it
-            os.waitpid(pid, 0)
+        self._daemon.kill()
 
     def freeze(self) -> None:
         """Stop it by SIGSTOP, until thaw()."""
