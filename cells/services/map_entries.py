@@ -25,12 +25,13 @@ from cells.services import (
 )
 
 _FLAG_OF_TYPE = {
-    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT,
     ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP,
-    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT,
+    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT,
     ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER,
+    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT,
     ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
+"""In this order flags of restored frontends are read."""
 _TYPE_FLAGS = [_FLAG_OF_TYPE[each].value if each in _FLAG_OF_TYPE else 0 for each in sorted(ServiceType)]
 """By the number of the type: hashing an enumeration member calls Python code."""
 _EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
@@ -443,7 +444,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
     backends: dict[int, Backend] = {}
     zones: dict[int, int] = {}
     for family in families:
-        for key, value in maps.get(f"cilium_lb{family}_backends_v3", {}).items():
+        for key, value in maps.get(BACKENDS[family], {}).items():
             length = FAMILIES[family]
             address = ServiceAddress.read(bytes([family]) + value[: length + 3])
             number = int.from_bytes(key, "little")
@@ -466,7 +467,7 @@ def _frontends(
     masters: dict[FrontendKey, bytes] = {}
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]
-    for key, value in maps.get(f"cilium_lb{family}_services_v2", {}).items():
+    for key, value in maps.get(SERVICES[family], {}).items():
         address = ServiceAddress.read(bytes([family]) + key[: length + 2] + key[length + 4 : length + 5])
         where = FrontendKey(address, key[length + 5])
         slot = int.from_bytes(key[length + 2 : length + 4], "little")
@@ -522,22 +523,13 @@ def _with_slot_state(backend: Backend, slot: bytes) -> Backend:
 
 
 def _type(flags: ServiceFlag) -> ServiceType:
-    for flag, type_ in (
-        (ServiceFlag.EXTERNAL_IP, ServiceType.EXTERNAL_IPS),
-        (ServiceFlag.NODE_PORT, ServiceType.NODE_PORT),
-        (ServiceFlag.LOAD_BALANCER, ServiceType.LOAD_BALANCER),
-        (ServiceFlag.HOST_PORT, ServiceType.HOST_PORT),
-        (ServiceFlag.LOCAL_REDIRECT, ServiceType.LOCAL_REDIRECT),
-    ):
-        if flag in flags:
-            return type_
-    return ServiceType.CLUSTER_IP
+    return next((kind for kind, flag in _FLAG_OF_TYPE.items() if flag in flags), ServiceType.CLUSTER_IP)
 
 
 def _ranges(maps: Maps, families: tuple[int, ...]) -> dict[int, dict[MapKey, str]]:
     found: dict[int, dict[MapKey, str]] = {}
     for family in families:
-        name = f"cilium_lb{family}_source_range"
+        name = SOURCE_RANGES[family]
         for key in maps.get(name, {}):
             bits = int.from_bytes(key[:4], "little") - 32
             prefix = ip_network((ip_address(key[8:]), bits), strict=False)
@@ -547,7 +539,6 @@ def _ranges(maps: Maps, families: tuple[int, ...]) -> dict[int, dict[MapKey, str
 
 def _affinity(maps: Maps) -> dict[int, set[MapKey]]:
     found: dict[int, set[MapKey]] = {}
-    for key in maps.get("cilium_lb_affinity_match", {}):
-        where = MapKey("cilium_lb_affinity_match", key)
-        found.setdefault(int.from_bytes(key[4:6], "big"), set()).add(where)
+    for key in maps.get(AFFINITY_MATCH, {}):
+        found.setdefault(int.from_bytes(key[4:6], "big"), set()).add(MapKey(AFFINITY_MATCH, key))
     return found
