@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -27,6 +26,7 @@ from tests.support.apiserver.errors import Resource
 from tests.support.examples import scaled
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
+from tests.support.steps import counted_steps
 
 SERVICES = Resource("", "services")
 
@@ -72,9 +72,9 @@ def test_thousands_of_services_are_planned_before_a_lease_runs_out(
         request(str(one), sharing=sharing.format(one), ports=frozenset({(80 + one % ports, "TCP")}))
         for one in range(4000)
     ]
-    began = time.process_time()
-    found = plan([pool("p", "10.0.0.0", "10.0.255.255")], services)
-    assert time.process_time() - began < 1
+    with counted_steps() as steps:
+        found = plan([pool("p", "10.0.0.0", "10.0.255.255")], services)
+    assert steps.lines < 400 * len(services)
     assert len({address for one in found.grants.values() for address in one.addresses}) == addresses
 
 
@@ -89,10 +89,10 @@ def test_thousands_of_services_of_hundreds_of_pools_are_planned_as_fast(selected
 
     pools = [small(number) for number in range(400)]
     services = [replace(request(str(one)), labels={"team": str(one % 400)}) for one in range(4000)]
-    began = time.process_time()
-    found = plan(pools, services)
-    again = plan(pools, [replace(one, has=found.grants[one.key].addresses) for one in services])
-    assert time.process_time() - began < 1
+    with counted_steps() as steps:
+        found = plan(pools, services)
+        again = plan(pools, [replace(one, has=found.grants[one.key].addresses) for one in services])
+    assert steps.lines < 400 * len(services)
     assert given_to(again) == given_to(found)
     assert len({address for one in found.grants.values() for address in one.addresses}) == 4000
     assert set(found.used.values()) == ({10} if selected else {16})
