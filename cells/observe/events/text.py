@@ -93,12 +93,13 @@ def protocol_text(packet: bytes) -> str:
 
 FORWARD_REASONS: Final = {
     0: "Success",
+    2: "Invalid packet",
     3: "Interface",
     4: "Interface Decrypted",
-    5: "LB: No backend slot entry found",
-    6: "LB: No backend entry found",
-    7: "Reverse entry update failed",
-    8: "Reverse entry stale",
+    5: "LB, sock cgroup: No backend slot entry found",
+    6: "LB, sock cgroup: No backend entry found",
+    7: "LB, sock cgroup: Reverse entry update failed",
+    8: "LB, sock cgroup: Reverse entry stale",
     9: "Fragmented packet",
     10: "Fragmented packet entry update failed",
     11: "Missed tail call to custom program",
@@ -216,8 +217,8 @@ MATCH_TYPES: Final = {
 
 
 def reason_name(reason: int) -> str:
-    """Return the text of a reason in an event or in cilium_metrics; its number if unknown."""
-    return DROP_REASONS.get(reason) or FORWARD_REASONS.get(reason) or str(reason)
+    """Return the text of a reason in an event or in cilium_metrics; of an unknown one its number."""
+    return DROP_REASONS.get(reason) or FORWARD_REASONS.get(reason) or f"{reason}, 0"
 
 
 SOCKET_POINTS: Final = {1: "pre-xlate-fwd", 2: "post-xlate-fwd", 3: "pre-xlate-rev", 4: "post-xlate-rev"}

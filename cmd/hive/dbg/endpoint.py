@@ -12,7 +12,7 @@ import click
 
 from hive.dbg.config import InvalidOptionError, option_lines, options_text, parse_option
 from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table
-from hive.dbg.main import Group
+from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 _PREFIXES: Final = frozenset(
@@ -36,6 +36,7 @@ _ENDPOINT_OPTIONS: Final = (
     *("MonitorAggregationLevel", "PolicyAccounting", "PolicyAuditMode", "PolicyVerdictNotification"),
     *("SourceIPVerification", "TraceNotification"),
 )
+MISSING: Final = "Missing endpoint id argument\n"
 NO_HEADERS: Final = "Do not print headers"
 
 
@@ -117,7 +118,7 @@ def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
     if endpoint and chosen:
         raise click.ClickException("Cannot provide both endpoint ID and labels arguments concurrently\n")
     if not endpoint and not chosen:
-        raise click.ClickException("Missing endpoint id argument\n")
+        raise click.ClickException(MISSING)
     try:
         if endpoint:
             endpoint_id(endpoint)
@@ -151,7 +152,7 @@ def _sorted(value: Any) -> Any:
 
 
 @command.command()
-@click.argument("endpoint")
+@needed("endpoint", MISSING)
 @output_option
 def health(endpoint: str, output: str) -> None:
     """View endpoint health"""
@@ -170,7 +171,7 @@ def health(endpoint: str, output: str) -> None:
 
 
 @command.command()
-@click.argument("endpoint")
+@needed("endpoint", MISSING)
 @output_option
 def log(endpoint: str, output: str) -> None:
     """View endpoint status log"""
@@ -185,7 +186,7 @@ def log(endpoint: str, output: str) -> None:
 
 
 @command.command()
-@click.argument("endpoint")
+@needed("endpoint", MISSING)
 def disconnect(endpoint: str) -> None:
     """Disconnect an endpoint from the network"""
     endpoint_id(endpoint)
@@ -204,7 +205,7 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
         click.echo(options_text(_ENDPOINT_OPTIONS), nl=False)
         return
     if not endpoint:
-        raise click.ClickException("Missing endpoint id argument\n")
+        raise click.ClickException(MISSING)
     endpoint_id(endpoint)
     failure = f"Cannot get configuration of endpoint {endpoint}"
     status = ask_or_fail(failure, "GET /endpoint/{id}/config", id=endpoint)
@@ -232,7 +233,7 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
 
 
 @command.command()
-@click.argument("endpoint")
+@needed("endpoint", MISSING)
 @click.option("-a", "--add", multiple=True, help="Add/enable labels")
 @click.option("-d", "--delete", multiple=True, help="Delete/disable labels")
 def labels(endpoint: str, add: tuple[str, ...], delete: tuple[str, ...]) -> None:

@@ -7,11 +7,13 @@ agents' pods. Commands are imported when they are called. All failures exit 1, a
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 FAILURE: Final = 1
 NAME: Final = "cilium-dbg"
 
@@ -87,6 +89,25 @@ class Group(click.Group):
             click.echo(ctx.get_help())
             return None
         return super().invoke(ctx)
+
+
+class _Needed(click.Argument):
+    """An argument with a message of its own for its absence."""
+
+    def __init__(self, names: Sequence[str], reason: str, **given: Any) -> None:
+        super().__init__(names, **given)
+        self._reason = reason
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value. Raises click.ClickException without one."""
+        if (self.value_is_missing(value) or not value) and not ctx.resilient_parsing:
+            raise click.ClickException(self._reason)
+        return super().process_value(ctx, value)
+
+
+def needed(name: str, reason: str) -> Callable[[Function], Function]:
+    """Add an argument to a command, with the message for its absence."""
+    return click.argument(name, cls=_Needed, reason=reason)
 
 
 class _Root(click.Group):

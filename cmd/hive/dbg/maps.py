@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import click
 
+from cells.base.regexp import RegexpError, compile_regexp
 from hive.client import follow as follow_lines
 from hive.dbg.go_text import MAPS, aligned, model, output_option, printed, table
-from hive.dbg.main import Group
+from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, decoded, explain, path_of, send, socket_path
 
 
@@ -33,12 +34,14 @@ def list_maps(verbose: bool, output: str) -> None:
         raise click.ClickException(str(error)) from error
     if output:
         click.echo(printed(model(found, MAPS), output, "cells.api.models.node:BPFMapList"))
+    elif found.get("maps") is None:
+        return
     elif verbose:
-        for one in found.get("maps") or ():
+        for one in found["maps"]:
             click.echo(f"## Map: {_name(one)}\n{_contents(one)}\n")
     else:
         rows = []
-        for one in found.get("maps") or ():
+        for one in found["maps"]:
             cache = one.get("cache")
             errors = sum(bool(entry.get("last-error")) for entry in cache or ())
             rows.append((_name(one), len(cache or ()), errors, "false" if cache is None else "true"))
@@ -61,7 +64,7 @@ def _contents(one: dict[str, Any]) -> str:
 
 
 @map_group.command("get")
-@click.argument("name")
+@needed("name", "map name must be specified")
 @output_option
 def get_map(name: str, output: str) -> None:
     """Display cached content of given BPF map"""
@@ -74,7 +77,7 @@ def get_map(name: str, output: str) -> None:
 
 
 @map_group.command()
-@click.argument("name")
+@needed("name", "map name must be specified")
 @click.option("-f", "--follow", is_flag=True, help="If set then events will be streamed")
 @output_option
 def events(name: str, follow: bool, output: str) -> None:
@@ -83,13 +86,16 @@ def events(name: str, follow: bool, output: str) -> None:
         if output:
             click.echo(printed(one, output))
         else:
-            time = re.sub(r"\.\d+(?=Z|[+-])", "", one.get("timestamp", ""))
-            key = json.dumps(one.get("key", ""))
-            value = json.dumps(json.dumps(one.get("value", ""))[1:-1])  # Cilium's client quotes it twice
-            click.echo(
-                f"key={key} value={value} time={time} action={one.get('action', '')} "
-                f'desiredState={one.get("desired-action", "")} lastError="{one.get("last-error", "")}"'
-            )
+            time = re.sub(r"\.\d+(?=Z|[+-])", "", one.get("timestamp") or "0001-01-01T00:00:00Z")
+            key, value, fault = (_quoted(one.get(name) or "") for name in ("key", "value", "last-error"))
+            states = f"action={one.get('action', '')} desiredState={one.get('desired-action', '')}"
+            click.echo(f"key={key} value={value} time={time} {states} lastError={fault}")
+
+
+def _quoted(text: str) -> str:
+    """Return a text with quotation marks and ends of lines escaped twice, as by Cilium's client."""
+    escaped = text.replace('"', r"\"").replace("\n", r"\n").replace("\t", r"\n")
+    return json.dumps(escaped, ensure_ascii=False)
 
 
 def _events(name: str, follow: bool) -> Iterator[dict[str, Any]]:
@@ -120,8 +126,8 @@ def metrics() -> None:
 def list_metrics(match_pattern: str, output: str) -> None:
     """List all metrics for Cilium"""
     try:
-        wanted = re.compile(match_pattern)
-    except re.error as error:
+        wanted = compile_regexp(match_pattern)
+    except RegexpError as error:
         raise click.ClickException(f"Cannot compile regex: {error}\n") from error
     try:
         found = ask("GET /metrics/")

@@ -21,7 +21,7 @@ from hive.dbg.go_text import ENCRYPTION, Shape, aligned, model, output_option, p
 from hive.dbg.main import Group, root_only
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
-_PODS: Final[Shape] = {"pod-metadatas[]": {"containers[]": {}, "ips[]": {}}}
+_PODS: Final[Shape] = {"containers[]": {}, "ips[]": {}}
 
 
 @click.group(cls=Group)
@@ -33,23 +33,30 @@ def node() -> None:
 @output_option
 def list_nodes(output: str) -> None:
     """List nodes"""
-    found = ask_or_fail("Cannot get node list", "GET /cluster/nodes")
-    nodes = found.get("nodes-added") or []
-    if output:
-        click.echo(
-            printed(
-                model(nodes, {"secondary-addresses[]": {}}), output, "[cells.api.models.status:NodeElement]"
-            )
-        )
-        return
-    rows = []
-    for one in sorted(nodes, key=lambda each: each.get("name", "")):
-        primary = one.get("primary-address") or {}
-        families = [primary.get(family) or {} for family in ("ipv4", "ipv6")]
-        cells = [family.get(key, "") for family in families for key in ("ip", "alloc-range")]
-        rows.append((one.get("name", ""), *cells, one.get("source", "")))
-    header = ("Name", "IPv4 Address", "Endpoint CIDR", "IPv6 Address", "Endpoint CIDR", "Source")
-    click.echo(table(header, rows))
+    nodes = _asked("GET /cluster/nodes").get("nodes-added")
+    if output and nodes is not None:
+        shape: Shape = {"secondary-addresses[]": {}}
+        click.echo(printed(model(nodes, shape), output, "[cells.api.models.status:NodeElement]"))
+    elif nodes:
+        header = ("Name", "IPv4 Address", "Endpoint CIDR", "IPv6 Address", "Endpoint CIDR", "Source")
+        click.echo(table(header, sorted(_node_row(one) for one in nodes)))
+
+
+def _node_row(one: dict[str, Any]) -> list[str]:
+    """Return the cells of a node's row."""
+    primary = one.get("primary-address") or {}
+    families = [primary.get(family) or {} for family in ("ipv4", "ipv6")]
+    cells = [family.get(key, "") for family in families for key in ("ip", "alloc-range")]
+    return [one.get("name", ""), *cells, one.get("source", "")]
+
+
+def _asked(operation: str) -> Any:
+    """Return what the agent answers, or print why it does not. Raises click.exceptions.Exit."""
+    try:
+        return ask(operation)
+    except RequestFailedError as error:
+        click.echo(str(error), err=True)
+        raise click.exceptions.Exit(1) from error
 
 
 @click.group(cls=Group)
@@ -67,9 +74,10 @@ def list_node_ids(output: str) -> None:
         return
     lines = ["NODE ID\tIP ADDRESSES\tSPI"]
     for one in found:
-        first, *others = one.get("ips") or [""]
-        lines.append(f"{one.get('id', 0):#x}\t{first}")
-        lines.extend(f"\t{address}" for address in others)
+        before = f"{one.get('id', 0):#x}"
+        for address in one.get("ips") or ():
+            lines.append(f"{before}\t{address}")
+            before = ""
     click.echo(aligned("\n".join(lines)))
 
 
@@ -83,16 +91,16 @@ def cgroups() -> None:
 @output_option
 def list_cgroups(no_headers: bool, output: str) -> None:
     """Display cgroup metadata maintained by Cilium"""
-    found = ask_or_fail("Cannot get cgroup metadata", "GET /cgroup-dump-metadata")
+    pods = _asked("GET /cgroup-dump-metadata").get("pod-metadatas") or []
     if output:
-        click.echo(printed(model(found, _PODS), output, "cells.api.models.node:CgroupDumpMetadata"))
+        click.echo(printed(model(pods, _PODS), output, "[cells.api.models.node:CgroupPod]"))
         return
     lines = [] if no_headers else ["POD NAME\tPOD NAMESPACE\tCGROUP IDS\t"]
-    for pod in found.get("pod-metadatas") or ():
-        numbers = [one.get("cgroup-id", 0) for one in pod.get("containers") or ()]
-        first, *others = numbers or [""]
-        lines.append(f"{pod.get('name', '')}\t{pod.get('namespace', '')}\t{first}\t")
-        lines.extend(f"\t\t{number}\t" for number in others)
+    for pod in pods:
+        before = f"{pod.get('name', '')}\t{pod.get('namespace', '')}"
+        for one in pod.get("containers") or ():
+            lines.append(f"{before}\t{one.get('cgroup-id', 0)}\t")
+            before = "\t"
     click.echo(aligned("\n".join(lines)))
 
 
@@ -108,8 +116,8 @@ def encrypt_status(output: str) -> None:
     root_only("cilium-dbg encrypt status")
     failure = "Cannot get daemon encryption status"
     status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"})
-    found = status.get("encryption") or {}
-    if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves this to its clients
+    found = _encryption(status.get("encryption") or {})
+    if found["mode"] == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves this to its clients
         try:
             found["ipsec"] = anyio.run(_ipsec)
         except OSError as error:
@@ -130,6 +138,19 @@ def encrypt_status(output: str) -> None:
         lines.append(f"\tPublic key: {one.get('public-key', '')}")
         lines.append(f"\tNumber of peers: {one.get('peer-count', 0)}")
     click.echo("\n".join(lines))
+
+
+def _encryption(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what Cilium's client shows: neither messages nor the peers of WireGuard."""
+    mode = found.get("mode")
+    if mode == "IPsec":
+        return {"mode": mode, **({"ipsec": found["ipsec"]} if found.get("ipsec") else {})}
+    if mode == "Wireguard":
+        keys = ("name", "peer-count", "public-key")
+        links = (found.get("wireguard") or {}).get("interfaces") or ()
+        shown = [{key: link[key] for key in keys if key in link} for link in links]
+        return {"mode": mode, "wireguard": {"interfaces": shown}}
+    return {"mode": "Disabled"}
 
 
 _INGRESS: Final = 0xFFFFFFF2

@@ -4,6 +4,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/{policy,identity,ip,fqdn}*.go.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -13,8 +14,17 @@ from typing import Any, Final
 
 import click
 
-from hive.dbg.go_text import Shape, aligned, model, output_option, printable_labels, printed, table
-from hive.dbg.main import Group
+from hive.dbg.go_text import (
+    Shape,
+    aligned,
+    go_duration,
+    model,
+    output_option,
+    printable_labels,
+    printed,
+    table,
+)
+from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 RESERVED: Final = {
@@ -65,7 +75,7 @@ def delete_policy(labels: tuple[str, ...], delete_all: bool, force: bool, output
 
 
 @policy.command("import")
-@click.argument("path")
+@needed("path", "Missing path argument\n")
 @click.option("--replace", is_flag=True, help="Replace existing policy")
 @click.option("--replace-with-labels", multiple=True, help="Replace existing policies with these labels")
 @click.option("--print", "show", is_flag=True, help="Print policy after import")
@@ -75,6 +85,9 @@ def import_policy(
 ) -> None:
     """Import security policy in JSON format"""
     rules = _rules(path)
+    if not rules:
+        click.echo("No policy specified", nl=False)
+        return
     query = {"replace": "true" if replace else "false"}
     if replace_with_labels:
         query["replace-with-labels"] = ",".join(replace_with_labels)
@@ -89,7 +102,7 @@ def import_policy(
 
 
 @policy.command("validate")
-@click.argument("path")
+@needed("path", "Missing path argument\n")
 def validate_policy(path: str) -> None:
     """Validate a policy"""
     raise click.ClickException(f"use hive policy check {path}: it reads the objects that hold the rules")
@@ -149,55 +162,73 @@ def selectors(verbose: bool, output: str) -> None:
         )
         return
     lines = ["SELECTOR\tLABELS\tUSERS\tIDENTITIES\n"]
-    for one in found:
+    for one in sorted(found, key=lambda each: str(each.get("selector", ""))):
         first, *others = one.get("identities") or [""]
         labels = _policy_labels(one.get("labels") or (), verbose)
-        lines.append(f"{one.get('selector', '')}\t{labels}\t{one.get('users', 0)}\t{first}\t\n")
+        numbers = f"{first}\t" if others or first != "" else ""
+        lines.append(f"{one.get('selector', '')}\t{labels}\t{one.get('users', 0)}\t{numbers}\n")
         lines.extend(f"\t\t\t{identity}\t\n" for identity in others)
     click.echo(aligned("".join(lines)), nl=False)
 
 
 def _policy_labels(labels: Iterable[dict[str, str]], verbose: bool) -> str:
+    ordered = sorted(labels, key=lambda one: one.get("key", ""))
     if verbose:
-        return " ".join(f"{one.get('source')}:{one.get('key')}={one.get('value')}" for one in labels)
-    values = {one.get("key", ""): one.get("value", "") for one in labels}
+        texts = (
+            f"{one.get('source', '')}:{one.get('key', '')}"
+            + (f"={value}" if (value := one.get("value")) else "")
+            for one in ordered
+        )
+        return f"[{' '.join(texts)}]" if ordered else ""
+    values = {one.get("key", ""): one.get("value", "") for one in ordered if one.get("source") == "k8s"}
     place = values.get("io.cilium.k8s.policy.namespace", "")
-    return "/".join(filter(None, (place, values.get("io.cilium.k8s.policy.name", ""))))
+    return f"{place}/{values.get('io.cilium.k8s.policy.name', '')}" if place else ""
 
 
 @policy.command()
-@click.argument("revision", type=int)
+@needed("number", "invalid revision\n")
 @click.option("--sleep-time", type=int, default=1, help="Sleep interval between checks (seconds)")
 @click.option("--fail-wait-time", type=int, default=60, help="Wait time after which command fails (seconds)")
 @click.option("--max-wait-time", type=int, default=360, help="Wait time after which command fails (seconds)")
-def wait(revision: int, sleep_time: int, fail_wait_time: int, max_wait_time: int) -> None:
+def wait(number: str, sleep_time: int, fail_wait_time: int, max_wait_time: int) -> None:
     """Wait for all endpoints to have updated to a given policy revision"""
-    start = time.monotonic()
+    if not re.fullmatch("[+-]?[0-9]{1,18}", number):
+        reason = f"strconv.ParseInt: parsing {json.dumps(number)}: invalid syntax"
+        raise click.ClickException(f"invalid revision '{number}': {reason}")
+    revision, start, waited = int(number), time.monotonic(), False
     while True:
         endpoints = ask_or_fail("cannot list endpoints", "GET /endpoint")
         states = [_progress(one, revision) for one in endpoints]
-        late, failed = sum(state != "ready" for state in states), states.count("failed")
-        if not late:
+        ready, failed = states.count("ready"), states.count("failed")
+        if ready == len(states):
+            if waited:
+                click.echo()
             return
         passed = time.monotonic() - start
+        duration = go_duration(int(passed * 1e9))
         if failed and passed > fail_wait_time:
-            raise click.ClickException(f"\n{failed} endpoints have failed regeneration after {passed:.0f}s\n")
+            raise click.ClickException(f"\n{failed} endpoints have failed regeneration after {duration}\n")
         if passed > max_wait_time:
+            late = len(states) - ready
             raise click.ClickException(
-                f"\n{late} endpoints still not ready after {passed:.0f}s ({failed} failed)\n"
+                f"\n{late} endpoints still not ready after {duration} ({failed} failed)\n"
             )
+        progress = f"{ready}/{len(states)}"
+        gap = " " * 14
+        click.echo(f"\rWaiting for endpoints to run policy revision {revision}: {progress}{gap}", nl=False)
         time.sleep(sleep_time)
+        waited = True
 
 
 def _progress(endpoint: dict[str, Any], revision: int) -> str:
     """Return ``ready`` at this revision, ``late``, or ``failed``."""
     status = endpoint.get("status") or {}
-    policies = status.get("policy") or {}
-    realized, wanted = policies.get("realized"), policies.get("spec")
-    if realized is None or status.get("state") in {None, "not-ready"}:
+    realized, state = (status.get("policy") or {}).get("realized"), status.get("state")
+    if realized is None or state is None:
         return "failed"
-    reached = min(realized.get("policy-revision", 0), (wanted or {}).get("policy-revision", 0))
-    return "ready" if reached >= revision and status["state"] == "ready" else "late"
+    if state == "ready" and realized.get("policy-revision", 0) >= revision:
+        return "ready"
+    return "failed" if state == "not-ready" else "late"
 
 
 @click.group(cls=Group)

@@ -3,12 +3,13 @@
 Source: Cilium 1.17, cilium-dbg/cmd/{service,lrp,prefilter,recorder}*.go.
 """
 
+from ipaddress import ip_network
 from typing import Any, Final
 
 import click
 
 from hive.dbg.go_text import SERVICE, Shape, aligned, model, output_option, printed, socket_text
-from hive.dbg.main import Group
+from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 _DEPRECATED: Final = "Deprecation warning: --id parameter will change from int to string in v1.14"
@@ -58,7 +59,7 @@ def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> 
 
 
 @service.command("get")
-@click.argument("number")
+@needed("number", "Missing service id argument\n")
 @output_option
 def get_service(number: str, output: str) -> None:
     """Display service information"""
@@ -259,31 +260,47 @@ def _filters() -> Any:
     return found
 
 
+_revision = click.option("--revision", type=click.IntRange(0), default=0, help="Update revision")
+
+
 @prefilter.command("update")
 @click.option("--cidr", multiple=True, help="List of CIDR prefixes to block")
-def update_prefilters(cidr: tuple[str, ...]) -> None:
+@_revision
+def update_prefilters(cidr: tuple[str, ...], revision: int) -> None:
     """Update CIDR filters"""
-    _change_filters("PATCH", "Updated", cidr)
+    _change_filters("PATCH", cidr, revision)
 
 
 @prefilter.command("delete")
 @click.option("--cidr", multiple=True, help="List of CIDR prefixes to delete")
-def delete_prefilters(cidr: tuple[str, ...]) -> None:
+@_revision
+def delete_prefilters(cidr: tuple[str, ...], revision: int) -> None:
     """Delete CIDR filters"""
-    _change_filters("DELETE", "Deleted", cidr)
+    _change_filters("DELETE", cidr, revision)
 
 
-def _change_filters(method: str, verb: str, cidr: tuple[str, ...]) -> None:
-    prefixes = [one for text in cidr for one in text.split(",")]
-    body: dict[str, Any] = {"deny": prefixes}
-    if method == "DELETE":
-        body["revision"] = _filters()["status"]["realized"].get("revision", 0)
+def _is_prefix(text: str) -> bool:
+    address, _, bits = text.partition("/")
     try:
-        ask(f"{method} /prefilter", body=body)
+        return (
+            bits.isdecimal() and "%" not in address and bool(ip_network((address, int(bits)), strict=False))
+        )
+    except ValueError:
+        return False
+
+
+def _change_filters(method: str, cidr: tuple[str, ...], revision: int) -> None:
+    prefixes = [one for text in cidr for one in text.split(",")]
+    for prefix in prefixes:
+        if not _is_prefix(prefix):
+            raise click.ClickException(f'Cannot parse CIDR "{prefix}": invalid CIDR address: {prefix}')
+    body = {"deny": prefixes, "revision": revision}
+    doing, done = {"PATCH": ("add/update", "Updated"), "DELETE": ("delete", "Deleted")}[method]
+    try:
+        ask(f"{method} /prefilter", body={key: value for key, value in body.items() if value})
     except RequestFailedError as error:
-        word = {"PATCH": "add", "DELETE": "delete"}[method]
-        raise click.ClickException(f"Cannot {word} prefilter CIDR: {error}\n") from error
-    click.echo(f"{verb} {len(prefixes)} prefilter entries")
+        raise click.ClickException(f"Cannot {doing} prefilter: {error}") from error
+    click.echo(f"{done} {len(prefixes)} prefilter entries")
 
 
 @click.group(cls=Group)
@@ -295,42 +312,64 @@ def recorder() -> None:
 @output_option
 def list_recorders(output: str) -> None:
     """List current pcap recorders"""
+    found = _listed("recorder", "GET /recorder")
+    click.echo(printed(model(found), output) if output else _recorders(found), nl=bool(output))
+    masks = _listed("recorder mask", "GET /recorder/masks")
+    click.echo(printed(model(masks), output) if output else _masks(masks))
+
+
+def _listed(what: str, operation: str) -> list[dict[str, Any]]:
     try:
-        found = ask("GET /recorder")
-        masks = ask("GET /recorder/masks")
+        found: list[dict[str, Any]] = ask(operation)
     except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get recorder list: {error}\n") from error
-    if output:
-        click.echo(printed(model(found), output))
-        return
-    click.echo(_recorders(found), nl=False)
-    lines = ["Users\tPriority\tWildcard Masks\t"]
-    for one in masks:
-        mask = (one.get("status") or {}).get("realized") or {}
-        lines.append(
-            f"{mask.get('users', 0)}\t{mask.get('priority', 0)}\t{mask.get('src-prefix-mask', '')}:"
-            f"{mask.get('src-port-mask', '')}\t->\t{mask.get('dst-prefix-mask', '')}:"
-            f"{mask.get('dst-port-mask', '')}\t{mask.get('protocol-mask', '')}"
-        )
-    click.echo("\n" + aligned("\n".join(lines)))
+        raise click.ClickException(f"Cannot get {what} list: {error}") from error
+    return found
+
+
+def _realized(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the realized specifications; report each entry without one on standard error."""
+    specs = [(one.get("status") or {}).get("realized") for one in found]
+    for spec in specs:
+        if spec is None:
+            click.echo("error parsing recorder: empty state", err=True, nl=False)
+    return [spec for spec in specs if spec is not None]
+
+
+_HALF: Final = 8
+"""Hexadecimal digits of a mask of IPv4."""
+
+
+def _masks(found: list[dict[str, Any]]) -> str:
+    masks = _realized(found)
+    masks.sort(key=lambda one: (len(one.get("src-prefix-mask", "")) == _HALF, -one.get("priority", 0)))
+    lines = ["Users\tPriority   \tWildcard Masks\t"]
+    lines += [
+        f"{mask.get('users', 0)}\t{mask.get('priority', 0)}\t{mask.get('src-prefix-mask', '')}:"
+        f"{mask.get('src-port-mask', '')}\t->\t{mask.get('dst-prefix-mask', '')}:"
+        f"{mask.get('dst-port-mask', '')}\t{mask.get('protocol-mask', '')}"
+        for mask in masks
+    ]
+    return aligned("\n".join(lines))
 
 
 def _recorders(found: list[dict[str, Any]]) -> str:
     lines = ["ID\tCapture Length\tWildcard Filters\t"]
-    for one in found:
-        spec = (one.get("status") or {}).get("realized") or {}
+    for spec in sorted(_realized(found), key=lambda one: one.get("id", 0)):
         length = spec.get("capture-length", 0)
         before = f"{spec.get('id', 0)}\t{f'<= {length}' if length else 'full'}"
-        for each in spec.get("filters") or ():
+        filters = spec.get("filters") or ()
+        if not filters:
+            lines.append(f"{before}\t(none)")
+        for each in filters:
             source = f"{each.get('src-prefix', '')}:{each.get('src-port', '')}"
             destination = f"{each.get('dst-prefix', '')}:{each.get('dst-port', '')}"
             lines.append(f"{before}\t{source}\t->\t{destination}\t{each.get('protocol', '')}")
             before = "\t"
-    return aligned("\n".join(lines) + "\n")
+    return aligned("\n".join(lines) + "\n\n")
 
 
 @recorder.command("get")
-@click.argument("number")
+@needed("number", "Missing recorder id argument\n")
 @output_option
 def get_recorder(number: str, output: str) -> None:
     """Display individual pcap recorder"""
@@ -339,7 +378,7 @@ def get_recorder(number: str, output: str) -> None:
 
 
 @recorder.command("delete")
-@click.argument("number")
+@needed("number", "Missing recorder id argument\n")
 def delete_recorder(number: str) -> None:
     """Delete individual pcap recorder"""
     ask_or_fail(f"Cannot delete recorder {number}", "DELETE /recorder/{id}", id=_number(number))

@@ -43,7 +43,7 @@ from cells.hubble.rpc.observer import (
     NodeState,
     NodeStatusEvent,
 )
-from cells.observe.events import DROP_REASONS, MATCH_TYPES, OBSERVATION_POINTS, SOCKET_POINTS
+from cells.observe.events import DROP_REASONS, FORWARD_REASONS, MATCH_TYPES, OBSERVATION_POINTS, SOCKET_POINTS
 from hive.observe.hubble_text import aligned, json_text, time_text
 
 RESERVED: Final = {
@@ -61,19 +61,7 @@ RESERVED: Final = {
 }
 """Names of reserved identities."""
 DROP, DEBUG, CAPTURE, TRACE, VERDICT, TRACE_SOCK = 1, 2, 3, 4, 5, 7
-_DROPPED: Final = DROP_REASONS | {
-    0: "Success",
-    2: "Invalid packet",
-    3: "Interface",
-    4: "Interface Decrypted",
-    5: "LB, sock cgroup: No backend slot entry found",
-    6: "LB, sock cgroup: No backend entry found",
-    7: "LB, sock cgroup: Reverse entry update failed",
-    8: "LB, sock cgroup: Reverse entry stale",
-    9: "Fragmented packet",
-    10: "Fragmented packet entry update failed",
-    11: "Missed tail call to custom program",
-}
+_DROPPED: Final = FORWARD_REASONS | DROP_REASONS
 SEPARATOR: Final = "------------"
 _CYAN, _YELLOW, _MAGENTA, _GREEN, _RED = 36, 33, 35, 32, 31
 _NODE_NAMES: Final = 50

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
+from hive.dbg.main import run
+
 UNORDERED: Final = {"config_list_options", "endpoint_config_list_options", "endpoint_labels"}
 """What the client prints in no order."""
 UNORDERED_TOO: Final = {"debuginfo", "endpoint_labels_add_delete", "ip_list"}
@@ -74,3 +78,24 @@ def lines_of(text: str, name: str) -> list[str]:
     text = OWN_VERSION.sub("Client:", text)
     lines = [line for line in (" ".join(one.split()) for one in text.splitlines()) if line]
     return sorted(lines) if name in UNORDERED | UNORDERED_TOO else lines
+
+
+def shown(
+    words: str,
+    answers: dict[str, Any],
+    directory: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[int, list[list[str]], str]:
+    """The exit code, the printed lines as words, and what is reported."""
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{directory}/cilium.sock")
+    exchanges = []
+    for path, body in answers.items():
+        method, _, rest = path.partition(" ")
+        status, content = body if isinstance(body, tuple) else (200, body)
+        request = {"method": method, "path": f"/v1/{rest}"}
+        exchanges.append({"request": request, "response": {"status": status, "body": content}})
+    with replaying(directory / "cilium.sock", exchanges):
+        code = run(words.split())
+    out, err = capfd.readouterr()
+    return code, [line.split() for line in out.splitlines()], err

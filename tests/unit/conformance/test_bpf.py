@@ -184,7 +184,6 @@ def test_counters_of_another_size_are_left_alone(
     ("pin", "words"),
     [
         ("cilium_ipcache", "ipcache"),
-        ("cilium_metrics", "metrics"),
         ("cilium_node_map_v2", "nodeid"),
         ("cilium_auth_map", "auth"),
         ("cilium_egress_gw_policy_v4", "egress"),

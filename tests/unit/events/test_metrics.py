@@ -25,8 +25,8 @@ def test_drops_are_counted_by_reason_and_forwards_by_direction() -> None:
     assert series["cilium_drop_count_total"] == {
         ("Policy denied", "INGRESS"): 3,
         ("Unsupported L3 protocol", "EGRESS"): 4,
-        ("2", "EGRESS"): 8,
-        ("250", "UNKNOWN"): 16,
+        ("Invalid packet", "EGRESS"): 8,
+        ("250, 0", "UNKNOWN"): 16,
     }
     assert series["cilium_drop_bytes_total"]["Policy denied", "INGRESS"] == 250
     assert series["cilium_forward_count_total"] == {("EGRESS",): 96, ("SERVICE",): 128}

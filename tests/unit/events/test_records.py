@@ -220,5 +220,5 @@ def test_a_packet_is_printed(packet: Ether, words: str) -> None:
 def test_every_reason_has_a_name() -> None:
     assert reason_name(0) == "Success"
     assert reason_name(133) == "Policy denied"
-    assert reason_name(250) == "250"
+    assert reason_name(250) == "250, 0"
     assert len(set(DROP_REASONS.values())) == len(DROP_REASONS)

@@ -381,3 +381,45 @@ def test_commands_that_are_not_built_are_refused_by_name(
     assert run(["bpf", *words.split()]) == 1
     line = f"Error: cilium-dbg bpf {words} is not available with this agent: {reason}"
     assert capfd.readouterr().err.splitlines() == [line]
+
+
+def test_connections_of_other_scopes(maps: Maps, capfd: pytest.CaptureFixture[str]) -> None:
+    for words, reason in (
+        ("x", "unknown type x"),
+        ("endpoint", "missing endpointID"),
+        ("endpoint x", 'invalid endpointID: strconv.ParseUint: parsing "x": invalid syntax'),
+    ):
+        assert run(["bpf", "ct", "list", *words.split()]) == 0
+        assert capfd.readouterr() == ("", f"Invalid argument: {reason}")
+    assert run(["bpf", "ct", "list", "endpoint", "7"]) == 1
+    assert "cilium_ct4_00007: no such file" in capfd.readouterr().err
+
+
+def test_an_address_without_an_identity(maps: Maps, capfd: pytest.CaptureFixture[str]) -> None:
+    pinned = pin(maps, "cilium_ipcache")
+    assert run(["bpf", "ipcache", "get", "10.0.0.1"]) == 1
+    assert capfd.readouterr() == ("", "No entries found.\n")
+    pinned.update(IpcacheKey(IPv4Address("10.1.0.0"), 16).pack(), IpcacheValue(7).pack())
+    assert run(["bpf", "ipcache", "get", "10.0.0.1"]) == 1
+    assert capfd.readouterr() == ("10.0.0.1 does not map to any identity\n", "")
+    assert run(["bpf", "ipcache", "get", "10.0.0.1/8"]) == 1
+    assert capfd.readouterr().err.startswith("Error: Invalid ip address. IP address must be in dotted")
+
+
+def test_counters_are_summed_by_line_as_json(maps: Maps, capfd: pytest.CaptureFixture[str]) -> None:
+    pinned = pin(maps, "cilium_metrics")
+    assert run(["bpf", "metrics", "list", "-o", "json"]) == 0
+    assert capfd.readouterr() == ("", "No entries found.\n")
+    for reserved in (0, 1):
+        key = bytes((2, 2, 9, 0, 1, reserved, 0, 0))
+        pinned.update(key, (3).to_bytes(8, "little") + (30).to_bytes(8, "little"))
+    assert as_json(capfd, "metrics", "list") == [
+        {
+            "reason": "Invalid packet",
+            "direction": "egress",
+            "packets": 6,
+            "bytes": 60,
+            "line": 9,
+            "file": "bpf_host.c",
+        }
+    ]

@@ -8,29 +8,7 @@ from typing import Any
 
 import pytest
 
-from hive.dbg.main import run
-from tests.unit.conformance.replayed_agent import replaying
-
-
-def shown(
-    words: str,
-    answers: dict[str, Any],
-    directory: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[int, list[list[str]], str]:
-    """The exit code, the printed lines as words, and what is reported."""
-    monkeypatch.setenv("CILIUM_SOCK", f"unix://{directory}/cilium.sock")
-    exchanges = []
-    for path, body in answers.items():
-        method, _, rest = path.partition(" ")
-        status, content = body if isinstance(body, tuple) else (200, body)
-        request = {"method": method, "path": f"/v1/{rest}"}
-        exchanges.append({"request": request, "response": {"status": status, "body": content}})
-    with replaying(directory / "cilium.sock", exchanges):
-        code = run(words.split())
-    out, err = capfd.readouterr()
-    return code, [line.split() for line in out.splitlines()], err
+from tests.unit.conformance.replayed_agent import shown
 
 
 def test_endpoints_without_a_status_are_unknown(

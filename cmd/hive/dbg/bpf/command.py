@@ -4,6 +4,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +32,7 @@ from hive.dbg.bpf.maps import (
 )
 from hive.dbg.bpf.policy import policy
 from hive.dbg.go_text import address_fault, go_duration, output_option, printed, socket_text
-from hive.dbg.main import Group, root_only
+from hive.dbg.main import Group, needed, root_only
 from hive.dbg.requests import RequestFailedError, ask
 
 Entry = TypeVar("Entry")
@@ -208,7 +209,7 @@ def _jiffies() -> int:
 
 
 @ct.command("list")
-@click.argument("scope", default="global")
+@needed("scope", "Missing endpoint id or 'global' argument\n")
 @click.argument("number", required=False)
 @click.option("-d", "--time-diff", is_flag=True, help="Calculate time difference for table entries")
 @click.option("--time-diff-clocksource-mode", default="", help="manually set clock source mode")
@@ -223,10 +224,12 @@ def list_connections(
     output: str,
 ) -> None:
     """List connection tracking entries"""
-    del number
-    if scope != "global":
-        raise click.ClickException(f"there is one table for all endpoints: use global instead of {scope}\n")
-    names = [f"cilium_ct{kind}{family}_global" for family in _families() for kind in ("", "_any")]
+    try:
+        which, families = _scope(scope, number)
+    except ValueError as error:
+        click.echo(f"Invalid argument: {error}", err=True, nl=False)
+        return
+    names = [f"cilium_ct{kind}{family}_{which}" for family in families for kind in ("", "_any")]
     found: list[dict[str, Any]] = []
     remaining: Remaining | None = None
     for name in names:
@@ -239,6 +242,22 @@ def list_connections(
             click.echo("".join(f"{ct_text(key, entry, remaining)} \n" for key, entry in rows))
     if output:
         click.echo(printed(found, output))
+
+
+def _scope(kind: str, number: str | None) -> tuple[str, list[str]]:
+    """Return the end of the maps' names, and the families. Raises ValueError for an unknown scope."""
+    if kind == "global":
+        return kind, _families()
+    if kind not in {"endpoint", "cluster"}:
+        raise ValueError(f"unknown type {kind}")
+    if number is None:
+        raise ValueError(f"missing {kind}ID")
+    if not re.fullmatch("[0-9]{1,10}", number):
+        quoted = json.dumps(number)
+        raise ValueError(f"invalid {kind}ID: strconv.ParseUint: parsing {quoted}: invalid syntax")
+    if kind == "cluster":
+        raise click.ClickException("clusters share one table of connections: use global")
+    return f"{int(number):05}", ["4", "6"]
 
 
 def _rows(name: str, unpack: Callable[[bytes], Entry]) -> list[tuple[CtKey, Entry]]:
@@ -363,14 +382,12 @@ def _flush(names: Iterable[str]) -> None:
                 for key in keys:
                     opened.delete(key)
         except BpfError as error:
-            raise click.ClickException(
-                f"Unable to flush {GLOBALS / name}: {missing(name, error)}\n"
-            ) from error
+            raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}") from error
         click.echo(f"Flushed {len(keys)} entries from {GLOBALS / name}")
 
 
 @ct.command("flush")
-@click.argument("scope", default="global")
+@needed("scope", "Missing endpoint id or 'global' argument\n")
 def flush_connections(scope: str) -> None:
     """Flush all connection tracking entries"""
     if scope != "global":

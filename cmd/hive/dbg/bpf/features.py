@@ -43,6 +43,8 @@ FILES: Final = {
 }
 """Source files of Cilium's datapath, by the numbers in events and counters."""
 _DIRECTIONS: Final = {1: "INGRESS", 2: "EGRESS", 3: "SERVICE"}
+_Counted = tuple[str, str, int, int, int, str]
+"""Reason, direction, packets, bytes, line, file."""
 
 
 tunnel = Group("tunnel", callback=lambda: None, help="Tunnel endpoint map")
@@ -84,23 +86,35 @@ def list_metrics(output: str) -> None:
         raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
     rows = [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in entries]
     cells = [metrics_cells(key, value) for key, value in rows]
-    cells.sort(key=lambda row: (str(row[0]), str(row[1]), row[4]))
-    if output:
-        keys = ("reason", "direction", "packets", "bytes", "line", "file")
-        click.echo(printed([dict(zip(keys, row, strict=True)) for row in cells], output))
-    elif not cells:
+    if not cells:
         click.echo(NO_ENTRIES, err=True)
+    elif output:
+        click.echo(printed(_summed(cells), output))
     else:
         header = ("REASON", "DIRECTION", "PACKETS", "BYTES", "LINE", "FILE")
-        click.echo(aligned("\n".join("\t".join(map(str, row)) for row in (header, *cells))))
+        texts = sorted(tuple(map(str, row)) for row in cells)
+        click.echo(aligned("\n".join("\t".join(row) for row in (header, *texts))))
 
 
-def metrics_cells(key: MetricsKey, value: MetricsValue) -> tuple[object, ...]:
+def _summed(rows: list[_Counted]) -> list[dict[str, object]]:
+    """Return sums by line of a file: keys may differ in fields that the client does not show."""
+    sums: dict[tuple[str, str, int, str], list[int]] = {}
+    for reason, direction, packets, octets, line, file in rows:
+        counts = sums.setdefault((reason, direction.lower(), line, file), [0, 0])
+        counts[0] += packets
+        counts[1] += octets
+    keys = ("reason", "direction", "packets", "bytes", "line", "file")
+    return [
+        dict(zip(keys, (reason, direction, *counts, line, file), strict=True))
+        for (reason, direction, line, file), counts in sorted(sums.items())
+    ]
+
+
+def metrics_cells(key: MetricsKey, value: MetricsValue) -> _Counted:
     """What happened how often, and which line of the datapath counted it."""
-    reason = {0: "Success", 1: "1, 0"}.get(key.reason) or reason_name(key.reason)
     direction = _DIRECTIONS.get(key.direction, "UNKNOWN")
     file = FILES.get(key.file, f"unknown({key.file})")
-    return reason, direction, value.packets, value.octets, key.line, file
+    return reason_name(key.reason), direction, value.packets, value.octets, key.line, file
 
 
 @nodeid.command("list")
@@ -117,7 +131,7 @@ def list_node_ids(output: str) -> None:
         click.echo("Cannot find node bpf map", err=True)
         return
     if output:
-        found = {str(key.ip): {"id": value.id, "spi": value.spi} for key, value in rows}
+        found = [{"ID": value.id, "Address": str(key.ip), "SPI": value.spi} for key, value in rows]
         click.echo(printed(found, output))
     elif not rows:
         click.echo(NO_ENTRIES, err=True)

@@ -25,7 +25,7 @@ from hive.dbg.bpf.maps import (
     update_entry,
 )
 from hive.dbg.go_text import output_option
-from hive.dbg.main import Group
+from hive.dbg.main import Group, needed
 
 ipcache = Group("ipcache", callback=lambda: None, help="Manage the IPCache mappings for IP/CIDR <-> Identity")
 _NAME: Final = "cilium_ipcache"
@@ -63,26 +63,33 @@ def _key_text(key: IpcacheKey) -> str:
     return f"{key.ip}/{key.bits}{f'@{key.cluster_id}' if key.cluster_id else ''}"
 
 
+_FORM: Final = "IP address must be in dotted decimal (192.168.1.1) or IPv6 (feab::f02b) form\n"
+
+
 @ipcache.command("get")
-@click.argument("address")
-def get_ipcache(address: str) -> None:
+@needed("address", f"No ip provided. {_FORM}")
+def get_ipcache(address: str) -> int:
     """Retrieve identity for an ip"""
     try:
-        wanted = ip_address(address.partition("/")[0])
+        wanted = ip_address(address)
     except ValueError:
-        raise click.ClickException(
-            "Error parsing IP address; please provide an IP address without prefix\n"
-        ) from None
-    table = {
+        raise click.ClickException(f"Invalid ip address. {_FORM}") from None
+    table = _ipcache()
+    if not table:
+        click.echo(NO_ENTRIES, err=True)
+        return 1
+    networks = {
         ip_network(prefix, strict=False): texts[0]
-        for prefix, texts in _ipcache().items()
+        for prefix, texts in table.items()
         if "@" not in prefix  # of another cluster
     }
-    found = [network for network in table if network.version == wanted.version and wanted in network]
+    found = [network for network in networks if network.version == wanted.version and wanted in network]
     if not found:
-        raise click.ClickException(f"{address} does not map to any identity\n")
+        click.echo(f"{address} does not map to any identity")
+        return 1
     longest = max(found, key=lambda network: network.prefixlen)
-    click.echo(f"{address} maps to identity {table[longest]}")
+    click.echo(f"{address} maps to identity {networks[longest]}")
+    return 0
 
 
 @ipcache.command("match")

@@ -31,7 +31,7 @@ def list_services(frontends: bool, backends: bool, revnat: bool, source_ranges: 
     if revnat:
         show(_reverse_nat(), ("ID", "BACKEND ADDRESS (REVNAT_ID) (SLOT)"), output)
     elif source_ranges:
-        show(_source_ranges(), ("SOURCE RANGE", ""), output)
+        show(_source_ranges(), ("SOURCE RANGE (REVNAT_ID)", ""), output)
     elif backends:
         table = {str(number): [f"{kind}://{ip}"] for number, (kind, ip, _) in _backends("backend").items()}
         show(table, ("ID", "BACKEND ADDRESS (REVNAT_ID) (SLOT)"), output)

@@ -150,7 +150,8 @@ def _labels(number: int) -> list[str]:
     except RequestFailedError as error:
         click.echo(f"Was impossible to retrieve label ID {number}: {error}", err=True)
         return [str(number)]
-    return printable_labels(found.get("labels") or ()) or [str(number)]
+    labels = printable_labels(found.get("labels") or ())
+    return ["ANY" if label == "reserved:unknown" else label for label in labels] or [str(number)]
 
 
 @policy.command("list")
