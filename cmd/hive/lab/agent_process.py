@@ -52,7 +52,7 @@ def _daemon(lab: Lab) -> Daemon:
 
 
 def _numbering(settings: Sequence[str]) -> list[str]:
-    """Return a setting for identities whose numbers also set the highest bit of packet marks."""
+    """Return a setting for identity numbers that also set the highest bit of packet marks."""
     named = any(each.startswith("--first-identity=") for each in settings)
     return [] if named else [f"--first-identity={FIRST_IDENTITY}"]
 

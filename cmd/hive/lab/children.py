@@ -29,7 +29,7 @@ def readable(fd: int, seconds: float) -> bool:
 
 
 class Stop:
-    """Tells a child to finish: the parent has closed its end of a pipe, or has died."""
+    """Signals a child to finish: the parent has closed its end of a pipe, or has died."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -91,7 +91,7 @@ class Child(Generic[T]):
         _parent_ends.update((result_read, stop_write))
 
     def stop(self) -> None:
-        """Tell the child to finish; returns at once."""
+        """Signal the child to finish; returns at once."""
         if self._stop >= 0:
             _parent_ends.discard(self._stop)
             os.close(self._stop)
@@ -116,7 +116,7 @@ class Child(Generic[T]):
         return value  # type: ignore[no-any-return]
 
     def finish(self, within: float | None = None) -> T:
-        """Tell the child to finish, and wait for its result."""
+        """Signal the child to finish, and wait for its result."""
         self.stop()
         return self.result(within)
 

@@ -136,7 +136,7 @@ class Cluster:
         return [*found, *between, *more]
 
     def add_pod(self, lab: Lab, name: str) -> pods.Attached:
-        """Attach a pod whose object all nodes have."""
+        """Attach a pod; all nodes have its object."""
         return add_pod(self.manifests, lab, self.place(lab).ipv4, name)
 
     def remove(self, removed: Sequence[Lab]) -> None:

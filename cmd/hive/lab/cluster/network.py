@@ -1,6 +1,6 @@
 """The network between lab nodes: a bridge for each segment, and a router between segments.
 
-It is a network namespace, kept below /run/hive-lab/<cluster>.network. Nodes 1, 2, … are on the segments in
+It is a network namespace, pinned below /run/hive-lab/<cluster>.network. Nodes 1, 2, … are on the segments in
 turn; segment s is 192.168.(50+s).0/24 and fd50:(1+s)::/64, with the router at the first address of both.
 """
 

@@ -53,7 +53,7 @@ class Policies:
         self._sent = 0
 
     def pods(self) -> None:
-        """Create a node whose agent reads policies from a directory, and two pods."""
+        """Create a node with two pods; its agent reads policies from a directory."""
         self._story.step(
             "policies",
             "Two pods, and no policy",
