@@ -1,4 +1,8 @@
-"""Services: load balancing in eBPF in place of kube-proxy; their frontends and backends."""
+"""Types of services: frontends, backends, their addresses, and the options of load balancing.
+
+``model`` computes frontends from Kubernetes objects, ``control`` writes them to the maps, and other cells
+read the tables. Load balancing in eBPF replaces kube-proxy.
+"""
 
 from __future__ import annotations
 
@@ -111,9 +115,9 @@ class ServiceFlag(IntFlag):
 
 
 class ServiceAddress(bytes):
-    """An address with a port; protocol 0 means any.
+    """An IP address, port and protocol; protocol 0 means any.
 
-    The object is its bytes: family (4 or 6), IP address, port and protocol, in network order; so addresses
+    The object is its bytes: family (4 or 6), IP address, port and protocol, in network order, so addresses
     sort by family, address, port, protocol. There are as many as backends, and they are looked up often:
     creating and hashing a structure with an ``IPv4Address`` takes ten times as long.
     """
@@ -126,7 +130,7 @@ class ServiceAddress(bytes):
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
-        """The address with these bytes, which are not checked."""
+        """Return the address with these bytes, without checking them."""
         return _new_bytes(cls, raw)
 
     @property
@@ -141,7 +145,7 @@ class ServiceAddress(bytes):
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it is the unspecified address, which means all addresses of the node."""
+        """Whether the address is unspecified, which means all addresses of the node."""
         return self[1:-3] in _UNSPECIFIED
 
     @property
@@ -189,12 +193,12 @@ class FrontendKey(NamedTuple):
 
     @property
     def of_any_protocol(self) -> FrontendKey:
-        """The key that agents use which do not distinguish protocols."""
+        """The key without a protocol, as with bpf-lb-proto-diff=false."""
         return FrontendKey(self.address.of_any_protocol, self.scope)
 
 
 class ServiceName(NamedTuple):
-    """Namespace and name of a service, or of a pod or policy that claims frontends like one."""
+    """Namespace and name of a service, or of a pod or policy that claims frontends."""
 
     namespace: str
     name: str
@@ -222,7 +226,7 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
-    """An address at which a service is served; new connections go to its selectable backends."""
+    """An address and port at which a service is served; new connections go to its selectable backends."""
 
     key: FrontendKey
     type: ServiceType
@@ -247,7 +251,7 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     number: int = 0
     """The requested service ID; 0: any."""
     partial: bool = False
-    """Whether backends in remote clusters may be missing; then the backends of an earlier agent stay."""
+    """Whether remote backends may be missing; then backends of an earlier agent stay."""
 
 
 def parse_address(text: str) -> IPAddress | None:
@@ -263,12 +267,12 @@ def parse_address(text: str) -> IPAddress | None:
 
 
 def host_of(ip: IPAddress) -> bytes:
-    """The first bytes of a :class:`ServiceAddress`: family and IP address."""
+    """Return the first bytes of a :class:`ServiceAddress`: family and IP address."""
     return _FAMILIES[ip.version] + ip.packed
 
 
 def parse_host(text: str) -> bytes | None:
-    """Return ``host_of`` a text; None if it is not an IP address."""
+    """Parse an address and return its ``host_of``; None if the text is invalid."""
     try:
         return _FAMILIES[IPV4] + inet_pton(AF_INET, text)
     except (OSError, ValueError):
@@ -290,7 +294,7 @@ def is_port(number: int | None) -> TypeGuard[int]:
 
 
 def is_wildcard(address: IPAddress) -> bool:
-    """Whether it is the unspecified address, which means all addresses of the node."""
+    """Whether the address is unspecified, which means all addresses of the node."""
     return int(address) == 0
 
 
@@ -311,7 +315,7 @@ def plain(ip: IPAddress) -> IPAddress:
 
 
 def is_special(ip: IPAddress) -> bool:
-    """Whether other hosts cannot reach the address: unspecified, loopback, link-local or multicast."""
+    """Whether the address is unspecified, loopback, link-local or multicast: no other host can reach it."""
     address = plain(ip)
     return address.packed[0] in FIRST_BYTES_OF_SPECIAL and any(
         address in network for network in SPECIAL if network.version == address.version
@@ -324,7 +328,7 @@ DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
 
 
 class Seed(NamedTuple):
-    """The hash seeds of a cluster: for backends' names, and for packets of each family."""
+    """The hash seeds of a cluster: of backend names, and of packets of each family."""
 
     names: int
     ipv4: int
@@ -346,7 +350,7 @@ class Seed(NamedTuple):
 
 
 class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
-    """Options with the names of Cilium's settings, and our own. Defaults: the chart's, without kube-proxy."""
+    """Options of load balancing, named as in Cilium. Defaults: the chart's, without kube-proxy."""
 
     enable_ipv4: bool = True
     enable_ipv6: bool = True
@@ -381,7 +385,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def outside(self) -> bool:
-        """Whether clients outside the cluster can reach any service."""
+        """Whether external clients can reach any service."""
         return (
             self.enable_node_port
             or self.enable_external_ips
@@ -391,7 +395,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def maglev(self) -> bool:
-        """Whether any service may need look-up tables."""
+        """Whether any service may need Maglev tables."""
         return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
 
     def serves(self, address: IPAddress) -> bool:

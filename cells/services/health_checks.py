@@ -1,8 +1,9 @@
-"""Health checks of load balancers: whether the node has endpoints of a service, and whether it is healthy.
+"""Health checks of load balancers: whether this node has endpoints of a service, and whether it is healthy.
 
 Reconciler: healthCheckNodePorts of the table ``services`` in, listening ports out; and a port for the health
-            of the whole agent, in place of kube-proxy's.
-Source:     core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
+of the agent, in place of kube-proxy's.
+
+Source: core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
 
 Settings: enable-health-check-nodeport, kube-proxy-replacement-healthz-bind-address.
 """
@@ -93,7 +94,7 @@ class HealthPort(msgspec.Struct, frozen=True):
 
 
 class HealthCheckPorts:
-    """Opens and closes the ports of services. If a port is in use, health is degraded, and it is retried."""
+    """Opens and closes the ports of services; a port in use degrades health and is retried."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class HealthCheckPorts:
 
 
 class HealthPortTarget(Target[int, HealthPort, HealthPort]):
-    """The listening ports as a reconciler's target."""
+    """The target of the reconciler: HTTP servers by port."""
 
     def __init__(self, agent: AgentConfig, log: Logger) -> None:
         self._agent = agent
@@ -129,11 +130,11 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
         self._servers: dict[int, HttpServer] = {}
 
     async def observe(self) -> Mapping[int, HealthPort]:
-        """The present responses by port."""
+        """Return the current responses by port."""
         return dict(self._answers)
 
     async def put(self, batch: Mapping[int, HealthPort]) -> None:
-        """Listen on ports, or change their responses. Raises BatchError."""
+        """Open ports, or change their responses. Raises BatchError."""
         with BatchFailures(HiveError) as failures:
             for port, row in batch.items():
                 with failures.of(port):
@@ -185,12 +186,12 @@ def _is_checked(served: ServedFrontend) -> bool:
 
 
 def _port_of(served: ServedFrontend) -> int:
-    """The health check port; 0 for a frontend of internal scope, as its external twin has the port."""
+    """Return the health check port; 0 for internal scope, as the external frontend has the port."""
     return served.frontend.health_check_node_port if served.key.scope == EXTERNAL else 0
 
 
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
-    """The response for the service with the lowest number, if several have the port."""
+    """Return the response of the service with the lowest ID, if several have the port."""
     ordered = sorted(served, key=lambda one: one.id)
     return HealthPort(port, health_answers(one.shown for one in ordered)[port])
 
@@ -203,12 +204,12 @@ _NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 
 
 def now() -> datetime:
-    """The time of day, in UTC."""
+    """Return the time of day, in UTC."""
     return datetime.now(UTC)
 
 
 class Healthz:
-    """Responses: 200 while the agent is well, otherwise 503 with the last time when it was well."""
+    """Responds with 200 while the agent is healthy, otherwise 503 with the last healthy time."""
 
     def __init__(self, is_well: Callable[[], bool], clock: Callable[[], datetime] = now) -> None:
         self._is_well = is_well
@@ -227,7 +228,7 @@ class Healthz:
 
 
 class HealthzServer:
-    """Listens if the address is set. Its hook raises HiveError if the address is not available."""
+    """Listens if the address is set; its start hook raises HiveError if it cannot."""
 
     def __init__(
         self,
@@ -255,7 +256,7 @@ class HealthzServer:
 
 
 def go_time(moment: datetime) -> str:
-    """A UTC time in Go's format: fractions of a second without trailing zeros."""
+    """Format a UTC time as Go does: fractions of a second without trailing zeros."""
     fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".") if moment.microsecond else ""
     return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
 

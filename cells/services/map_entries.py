@@ -1,4 +1,8 @@
-"""Entries of the load-balancing maps as bytes, plans of writes, and reading the entries after a restart."""
+"""Codec of the load-balancing maps: keys and values as bytes, plans of writes, and parsing after a restart.
+
+``LoadBalancer`` encodes entries into a WritePlan, which ``ServicesTarget`` writes batch by batch; ``read``
+parses the entries of an earlier agent. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ _FLAG_OF_TYPE = {
     ServiceType.HOST_PORT: ServiceFlag.HOST_PORT,
     ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
-"""In this order flags of restored frontends are read."""
+"""The order in which the flags of restored frontends are checked."""
 _TYPE_FLAGS = [_FLAG_OF_TYPE[each].value if each in _FLAG_OF_TYPE else 0 for each in sorted(ServiceType)]
-"""By the number of the type: hashing an enumeration member calls Python code."""
+"""Flags by the type's number: hashing an enumeration member calls Python code."""
 _EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
 _TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
 _ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
@@ -46,17 +50,17 @@ _SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
 _DSR = ServiceFlag.DSR.value
 """Meanings of these bits in slot 0."""
 
-_FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
+_EXTERNAL_TYPES = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 
-_OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
+_LOCAL_TYPES = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
 
 
 def service_flags(frontend: Frontend, *, affinity: bool) -> int:
-    """Flags of slot 0, as a plain number: combining enumeration members would take most of the time."""
+    """Return the flags of slot 0, as a plain number: combining enumeration members is slow."""
     return (
         _TYPE_FLAGS[frontend.type]
-        | (_EXT_LOCAL if frontend.ext_local and frontend.type in _FROM_OUTSIDE else 0)
-        | (_INT_LOCAL if frontend.int_local and frontend.type not in _OF_ONE_NODE else 0)
+        | (_EXT_LOCAL if frontend.ext_local and frontend.type in _EXTERNAL_TYPES else 0)
+        | (_INT_LOCAL if frontend.int_local and frontend.type not in _LOCAL_TYPES else 0)
         | (_TWO_SCOPES if frontend.two_scopes else 0)
         | (_AFFINITY if affinity else 0)
         | (_ROUTABLE if frontend.routable else 0)
@@ -95,7 +99,7 @@ _SLOTS = [_U16(slot) for slot in range(1 << 8)]
 
 @cache
 def _slot_ends(protocol: int, scope: int) -> list[bytes]:
-    """The last bytes of the keys of these slots."""
+    """Return the last bytes of the keys of the first 256 slots."""
     tail = _AFTER_SLOT(protocol, scope)
     return [slot + tail for slot in _SLOTS]
 
@@ -113,7 +117,7 @@ Entries = dict[str, dict[bytes, bytes]]
 """Entries by map."""
 
 TABLE: Final = b""
-"""Replaces the contents of a look-up table that was not read because of its size."""
+"""Placeholder for a Maglev table, which is not read because of its size."""
 
 UNKNOWN: Final = b"?"
 """The value of an entry that may or may not have been written."""
@@ -122,7 +126,7 @@ LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
 
 
 def digest(table: bytes) -> bytes:
-    """Digest of a look-up table, stored in place of the large table."""
+    """Return the digest of a Maglev table, which is stored in place of the table."""
     return hashlib.sha256(table).digest()
 
 
@@ -148,61 +152,64 @@ class Batch(NamedTuple):
     values: Sequence[bytes] | None
 
     def writes(self) -> Iterator[MapWrite]:
-        """The entries one by one."""
+        """Yield the entries one by one."""
         values = self.values if self.values is not None else (None,) * len(self.keys)
         for key, value in zip(self.keys, values, strict=True):
             yield MapWrite(MapKey(self.map, key), value)
 
 
 class WriteStep(IntEnum):
-    """The steps of a plan: referenced entries are added before references, and deleted after them."""
+    """The steps of a plan: referenced entries are added before references, and deleted after them.
+
+    ``STALE`` steps delete before new slots are written, ``DELETED`` steps afterwards.
+    """
 
     BACKENDS = 0
-    MATCHES_CUT = 1
-    RANGES_CUT = 2
-    RANGES = 3
-    TABLES = 4
+    AFFINITY_STALE = 1
+    SOURCE_RANGES_STALE = 2
+    SOURCE_RANGES = 3
+    MAGLEV = 4
     SLOTS = 5
-    TRANSLATIONS = 6
+    REVERSE_NAT = 6
     FRONTENDS = 7
-    FRONTENDS_DROPPED = 8
-    SLOTS_DROPPED = 9
-    TABLES_DROPPED = 10
-    TRANSLATIONS_DROPPED = 11
-    MATCHES = 12
-    MATCHES_DROPPED = 13
-    RANGES_DROPPED = 14
-    BACKENDS_DROPPED = 15
+    FRONTENDS_DELETED = 8
+    SLOTS_DELETED = 9
+    MAGLEV_DELETED = 10
+    REVERSE_NAT_DELETED = 11
+    AFFINITY = 12
+    AFFINITY_DELETED = 13
+    SOURCE_RANGES_DELETED = 14
+    BACKENDS_DELETED = 15
 
 
 _STEPS = tuple(WriteStep)
-_SETTING = frozenset(
+_UPDATE_STEPS = frozenset(
     {
         WriteStep.BACKENDS,
-        WriteStep.RANGES,
-        WriteStep.TABLES,
+        WriteStep.SOURCE_RANGES,
+        WriteStep.MAGLEV,
         WriteStep.SLOTS,
-        WriteStep.TRANSLATIONS,
+        WriteStep.REVERSE_NAT,
         WriteStep.FRONTENDS,
-        WriteStep.MATCHES,
+        WriteStep.AFFINITY,
     }
 )
 
 
 class WritePlan:
-    """Writes for some frontends, executed step by step, with one call per step and map.
+    """Writes for some frontends, executed step by step, in one call per step and map.
 
-    In this order no entry ever refers to a missing one, even if the agent is killed between two writes.
+    The order ensures that no entry refers to a missing one, even if the agent is killed between two writes.
     """
 
     def __init__(self) -> None:
         self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * len(_STEPS)
-        self._new: dict[tuple[WriteStep, str], list[tuple[Sequence[bytes], Sequence[bytes]]]] = {}
+        self._new_entries: dict[tuple[WriteStep, str], list[tuple[Sequence[bytes], Sequence[bytes]]]] = {}
         self._new_slots: dict[str, tuple[list[bytes], list[bytes]]] = {}
-        self._chosen: dict[str, tuple[list[bytes], list[Sequence[int]], list[bytes]]] = {}
+        self._selectable_columns: dict[str, tuple[list[bytes], list[Sequence[int]], list[bytes]]] = {}
 
     def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
-        """The writes to a map in one step; in a step that deletes, only the keys matter."""
+        """Return the writes to a map in one step; steps that delete ignore the values."""
         by_map = self._steps[step]
         if by_map is None:
             by_map = self._steps[step] = {}
@@ -216,7 +223,7 @@ class WritePlan:
 
     def add(self, step: WriteStep, name: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Write many new entries, before the other writes of the step."""
-        self._new.setdefault((step, name), []).append((keys, values))
+        self._new_entries.setdefault((step, name), []).append((keys, values))
 
     def add_slots(self, name: str, keys: bytes, values: bytes) -> None:
         """Write the slots of a new frontend: joined keys and joined values."""
@@ -225,30 +232,32 @@ class WritePlan:
         columns[0].append(keys)
         columns[1].append(values)
 
-    def add_chosen(self, name: str, keys: bytes, backends: Sequence[int], frontend: int) -> None:
-        """Write the slots of a new frontend, with selectable backends only, by their and its number."""
-        if (columns := self._chosen.get(name)) is None:
-            columns = self._chosen[name] = ([], [], [])
+    def add_selectable(self, name: str, keys: bytes, backends: Sequence[int], frontend: int) -> None:
+        """Write the slots of a new frontend with selectable backends only, by backend and service ID."""
+        if (columns := self._selectable_columns.get(name)) is None:
+            columns = self._selectable_columns[name] = ([], [], [])
         columns[0].append(keys)
         columns[1].append(backends)
         columns[2].append(_BE16(frontend) * len(backends))
 
     def batches(self) -> Iterator[Batch]:
-        """All writes in order."""
+        """Yield all writes in order."""
         for step, by_map in zip(_STEPS, self._steps, strict=True):
-            for (when, name), columns in self._new.items():
+            for (when, name), columns in self._new_entries.items():
                 if when is step:
                     yield from (Batch(name, keys, values) for keys, values in columns)
             if step is WriteStep.SLOTS:
                 yield from self._slots()
             for name, entries in by_map.items() if by_map else ():
                 if entries:
-                    yield Batch(name, list(entries), list(entries.values()) if step in _SETTING else None)
+                    yield Batch(
+                        name, list(entries), list(entries.values()) if step in _UPDATE_STEPS else None
+                    )
 
     def _slots(self) -> Iterator[Batch]:
         columns = [(name, keys, b"".join(values)) for name, (keys, values) in self._new_slots.items()]
-        for name, (keys, backends, frontends) in self._chosen.items():
-            columns.append((name, keys, _chosen_slots(backends, b"".join(frontends))))
+        for name, (keys, backends, frontends) in self._selectable_columns.items():
+            columns.append((name, keys, _selectable_slots(backends, b"".join(frontends))))
         for name, keys, values in columns:
             slots = PackedColumn(values, SLOT_SIZE)
             if slots:
@@ -267,12 +276,12 @@ def batched(writes: Iterable[MapWrite]) -> list[Batch]:
 
 
 def service_key(frontend: FrontendKey, slot: int) -> MapKey:
-    """The key of a slot: slot 0 is the frontend, the others are its backends."""
+    """Return the key of a slot: slot 0 is the frontend, the others are its backends."""
     return MapKey(SERVICES[frontend.address.version], slot_keys(frontend, slot, slot + 1)[0])
 
 
 def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
-    """The keys of slots ``first`` to ``end`` - 1."""
+    """Return the keys of slots ``first`` to ``end`` - 1."""
     address, scope = frontend
     head, protocol = address[1:-1], address[-1]
     if end <= len(_SLOTS):
@@ -282,7 +291,7 @@ def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
 
 
 def slot_key_columns(frontend: FrontendKey, count: int) -> tuple[bytes, bytes]:
-    """The key of slot 0, and those of slots 1 to ``count``, joined."""
+    """Return the key of slot 0, and the joined keys of slots 1 to ``count``."""
     address, scope = frontend
     ends = _slot_ends(address[-1], scope)
     if count >= len(_SLOTS):
@@ -292,7 +301,7 @@ def slot_key_columns(frontend: FrontendKey, count: int) -> tuple[bytes, bytes]:
 
 
 def slot_key_column(frontend: FrontendKey, count: int) -> bytes:
-    """The keys of slots 1 to ``count``, joined."""
+    """Return the joined keys of slots 1 to ``count``."""
     address, scope = frontend
     if not 0 < count < len(_SLOTS):
         return b"".join(slot_keys(frontend, 1, count + 1))
@@ -301,7 +310,7 @@ def slot_key_column(frontend: FrontendKey, count: int) -> bytes:
 
 
 def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> list[bytes]:
-    """The slots after ``last`` of a frontend, in descending order, so that deleting them leaves no gap."""
+    """Return a frontend's slots after ``last``, in descending order: deleting them leaves no gap."""
     if not held:
         return []
     (master,) = slot_keys(key, 0, 1)
@@ -324,14 +333,14 @@ def master_value(
     algorithm: int = 0,
     proxy_port: int = 0,
 ) -> bytes:
-    """Slot 0: counts of backends, and the frontend's properties."""
+    """Return slot 0: counts of backends, and the frontend's properties."""
     union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
     union |= algorithm << 24
     return _MASTER(union, count, _BE16(number), flags, quarantined)
 
 
 def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
-    """Values of a frontend's slots, joined: backends' numbers, selectable ones first."""
+    """Return the joined values of a frontend's slots, by backend ID, selectable backends first."""
     words = array("I", (0, int.from_bytes(_BE16(number), "little") << 16, 0)) * len(backends)
     words[::3] = array("I", backends)
     if active < len(backends):
@@ -339,8 +348,8 @@ def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
     return words.tobytes()
 
 
-def _chosen_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
-    """Joined slots of several frontends, by selectable backends; ``frontends`` has 16 bits per slot."""
+def _selectable_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
+    """Return joined slots of several frontends; ``frontends`` has a 16-bit service ID per slot."""
     numbers = array("I")
     for some in backends:
         numbers.extend(some)
@@ -352,17 +361,17 @@ def _chosen_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
 
 
 def backend_number(number: int) -> bytes:
-    """The key of a backend, in both families."""
+    """Return the key of a backend, in both families."""
     return _U32(number)
 
 
 def numbers_of(keys: Sequence[bytes]) -> Sequence[int]:
-    """The numbers of backends in these keys."""
+    """Return the backend IDs in these keys."""
     return array("I", joined(keys))
 
 
 def active_backends(addresses: Sequence[bytes]) -> PackedColumn:
-    """Values of active backends of one family, without a zone; built by column, for all at once."""
+    """Return the values of active backends of one family, without a zone; built by column."""
     width = len(addresses[0]) if addresses else 1
     blank = bytes(width - 1) + BACKEND_ENDS[BackendState.ACTIVE]
     values, given = bytearray(blank * len(addresses)), b"".join(addresses)
@@ -372,33 +381,33 @@ def active_backends(addresses: Sequence[bytes]) -> PackedColumn:
 
 
 def backend_value(address: bytes, state: BackendState, zone: int = 0) -> bytes:
-    """The value of a backend."""
+    """Return the value of a backend."""
     return address[1:] + (_AFTER_PROTOCOL(state, 0, zone) if zone else BACKEND_ENDS[state])
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:
-    """The key of the address to which replies of a frontend's backends are translated."""
+    """Return the reverse NAT key of a frontend."""
     return MapKey(REVERSE_NAT[version], _BE16(number))
 
 
 def reverse_nat_value(address: ServiceAddress) -> bytes:
-    """The frontend's address."""
+    """Return the reverse NAT value: the frontend's address, the source of replies to clients."""
     return address[1:-1]
 
 
 def source_range_key(number: int, prefix: IPv4Network | IPv6Network) -> MapKey:
-    """The key of a frontend's source range."""
+    """Return the key of a frontend's source range."""
     head = struct.pack("<I", 32 + prefix.prefixlen) + struct.pack(">Hxx", number)
     return MapKey(SOURCE_RANGES[prefix.version], head + prefix.network_address.packed)
 
 
 def affinity_key(number: int, backend: int) -> MapKey:
-    """The key of a backend that may keep clients of a frontend."""
+    """Return the key that lets a frontend's session affinity use a backend."""
     return MapKey(AFFINITY_MATCH, struct.pack("<I", backend) + struct.pack(">Hxx", number))
 
 
 def maglev_key(number: int, version: int) -> MapKey:
-    """The key of a frontend's look-up table in the outer map."""
+    """Return the key of a frontend's Maglev table in the outer map."""
     return MapKey(MAGLEV[version], _BE16(number))
 
 
@@ -419,7 +428,7 @@ NAMELESS = ServiceName("", "")
 
 
 class RestoredFrontend(NamedTuple):
-    """A frontend in the maps, with its number and the values of its slots; a missing slot is empty."""
+    """A frontend in the maps, with its ID and the values of its slots; a missing slot is empty."""
 
     id: int
     frontend: Frontend
@@ -428,7 +437,7 @@ class RestoredFrontend(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The contents of the maps. ``ranges`` and ``affinity`` are keyed by the frontend's number."""
+    """The contents of the maps. ``ranges`` and ``affinity`` are keyed by service ID."""
 
     frontends: list[RestoredFrontend]
     stray_slots: list[MapKey]
@@ -440,7 +449,7 @@ class Restored(NamedTuple):
 
 
 def read(maps: Maps, families: tuple[int, ...]) -> Restored:
-    """Read the maps of enabled families. A slot without its backend is left out."""
+    """Parse the maps of enabled families; slots without their backend are omitted."""
     backends: dict[int, Backend] = {}
     zones: dict[int, int] = {}
     for family in families:
@@ -463,7 +472,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
 def _frontends(
     maps: Maps, family: int, backends: Mapping[int, Backend], ranges: Mapping[int, Mapping[MapKey, str]]
 ) -> tuple[list[RestoredFrontend], list[MapKey]]:
-    """The frontends of a family, and slots without a frontend."""
+    """Return the frontends of a family, and slots without a frontend."""
     masters: dict[FrontendKey, bytes] = {}
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]

@@ -1,7 +1,7 @@
-"""Backends of local redirect policies reach the redirected address itself, if a policy sets this.
+"""Lets backends of local redirect policies reach the original address (skipRedirectFromBackend).
 
-Reconciler: the tables ``local-redirects`` and ``endpoints`` in, the maps cilium_skip_lb4 and _lb6 out.
-Why:        a pod that replaces an address, such as a metadata proxy, must reach the address itself.
+Reconciler: the tables ``local-redirects`` and ``endpoints`` in, the maps cilium_skip_lb4 and _lb6 out. A pod
+that replaces an address, such as a metadata proxy, must reach the address itself.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PRESENT: Final = b"\0"
 
 
 class RedirectSkip(msgspec.Struct, frozen=True):
-    """A row of the table ``redirect-skips``: sockets of this network namespace reach the address itself."""
+    """A row of the table ``redirect-skips``: sockets of this network namespace are not redirected."""
 
     key: SkipLbKey
 
 
 class RedirectSkips:
-    """Writes the maps, if local redirect policies are enabled."""
+    """Reconciles the maps, if local redirect policies are enabled."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RedirectSkips:
 
 
 def skips(redirects: list[LocalRedirect], endpoints: list[Endpoint]) -> Mapping[SkipLbKey, RedirectSkip]:
-    """Entries for the backends of each policy that sets it, by the policy's addresses in their family."""
+    """Return entries by netns cookie of each backend and address of its policy, if the policy sets this."""
     skipping = [each for each in redirects if each.frontends and each.redirect and each.redirect.skip]
     if not skipping:
         return {}
@@ -86,7 +86,7 @@ def skips(redirects: list[LocalRedirect], endpoints: list[Endpoint]) -> Mapping[
 
 
 def skip_target(maps: Maps) -> MapTarget[SkipLbKey, RedirectSkip, bytes]:
-    """Both maps, by the family of the address, as the target of a reconciler."""
+    """Create the reconciler's target: both maps, by the family of the address."""
     return MapTarget(
         lambda: (maps.skip_lb4, maps.skip_lb6),
         record(SkipLbKey),

@@ -1,7 +1,10 @@
-"""Elects, by a Lease, the node that answers ARP for a service.
+"""Leader election, by a Lease per service, for the node that answers ARP for the service's addresses.
 
-Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace; holders are
-names of nodes. client-go's leader election.
+Candidates come in from the table ``l2-candidates``; the table ``l2-leases`` has the holders. Also the
+responder's map and gratuitous ARP.
+
+Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace, held by node
+names; client-go's leaderelection.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, min
 # Source: RFC 826; RFC 5227 section 2.3, announcing an address.
 
 BROADCAST: Final = b"\xff" * 6
-_NONE_YET: Final = bytes(8)
+_NO_RESPONSES: Final = bytes(8)
 _INDEX: Final = struct.pack("<I", AGENT_LIVENESS)
 _TIME: Final = struct.Struct("<Q")
 
@@ -48,18 +51,18 @@ Frame = tuple[str, IPv4Address, str]
 
 
 class ResponderKernel(Protocol):
-    """The programs' maps, and the network. Methods raise OSError."""
+    """The maps of the L2 responder, and gratuitous ARP. Methods raise OSError."""
 
     def held(self) -> list[L2ResponderKey]:
-        """The announced addresses."""
+        """Return the keys in the map."""
         ...
 
     def add(self, key: L2ResponderKey) -> bool:
-        """Answer for an address; whether it is new. The counter of a present entry stays."""
+        """Add an address; return whether it is new. An existing entry retains its counter."""
         ...
 
     def delete(self, key: L2ResponderKey) -> None:
-        """Stop answering for an address."""
+        """Delete an address."""
         ...
 
     def alive(self, moment: int) -> None:
@@ -67,32 +70,32 @@ class ResponderKernel(Protocol):
         ...
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
-        """Announce addresses by gratuitous ARP; returns failed ones. Called in a worker thread."""
+        """Send gratuitous ARP; return the errors. Called in a worker thread."""
         ...
 
 
 class KernelResponder:
-    """The maps in the kernel, and real sockets."""
+    """The responder's maps in the kernel, and packet sockets."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, settings: AnnouncementSettings) -> ResponderKernel:
-        """The implementation for this node."""
+        """Select the responder's map, if announcements are enabled."""
         if settings.enable_l2_announcements:
             maps.use("l2_responder4")
         return KernelResponder(maps)
 
     def held(self) -> list[L2ResponderKey]:
-        """The announced addresses."""
+        """Return the keys in the map."""
         return [L2ResponderKey.unpack(raw) for raw, _ in self._maps.l2_responder4.items()]
 
     def add(self, key: L2ResponderKey) -> bool:
-        """Answer for an address; whether it is new."""
+        """Add an address; return whether it is new."""
         found = self._maps.l2_responder4
         try:
-            found.update(key.pack(), _NONE_YET, NOEXIST)
+            found.update(key.pack(), _NO_RESPONSES, NOEXIST)
         except BpfError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -100,7 +103,7 @@ class KernelResponder:
         return True
 
     def delete(self, key: L2ResponderKey) -> None:
-        """Stop answering for an address."""
+        """Delete an address."""
         self._maps.l2_responder4.delete(key.pack())
 
     def alive(self, moment: int) -> None:
@@ -108,7 +111,7 @@ class KernelResponder:
         self._maps.runtime_config.update(_INDEX, _TIME.pack(moment))
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
-        """Announce addresses by gratuitous ARP. Closing the socket waits for RCU."""
+        """Send gratuitous ARP from one packet socket; closing it waits for RCU."""
         failed: dict[L2ResponderKey, OSError] = {}
         try:
             opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -124,7 +127,7 @@ class KernelResponder:
 
 
 def announcement(ip: IPv4Address, mac: bytes) -> bytes:
-    """A gratuitous ARP request, which announces the MAC of an address."""
+    """Return a gratuitous ARP request for an address and its MAC."""
     header = BROADCAST + mac + struct.pack(">HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
     return header + mac + ip.packed + bytes(6) + ip.packed
 
@@ -144,11 +147,11 @@ class L2Lease(msgspec.Struct, frozen=True):
 
 
 class Elections:
-    """Takes part in the election for every service that this node may announce; the leases are a table.
+    """Runs a leader election for every candidate service; the leases are a table.
 
-    The table is initialized once the server has answered for each initial candidate, or after one lease
-    duration: until then an earlier agent's addresses stay. Only then is the heartbeat written, so that the
-    programs never answer for an address that another node may have.
+    The table is initialized once the API server has answered for each initial candidate, or after one lease
+    duration; until then, addresses of an earlier agent stay. Only then is the heartbeat written, so that the
+    programs never answer for an address that another node may hold.
     """
 
     def __init__(
@@ -172,16 +175,16 @@ class Elections:
         self._jobs = jobs
         self.leases: Table[tuple[str, str], L2Lease] = Table("l2-leases", key=lambda row: row.service)
         """The holder of each service's lease."""
-        self._first = self.leases.initializer("holders of leases")
+        self._initializer = self.leases.initializer("holders of leases")
         self._electing: set[Key] = set()
         if settings.enable_l2_announcements:
             tables.add(self.leases)
 
     def follow(self, candidates: ReadTable[tuple[str, str], L2Candidate]) -> None:
-        """Take part in elections from now on."""
+        """Run elections for these candidates from now on."""
         settings = self._settings
         alive = self._jobs.timer(
-            "write the agent's heartbeat", self._live, settings.agent_liveness_update_interval
+            "write the agent's heartbeat", self._write_heartbeat, settings.agent_liveness_update_interval
         )
         self._jobs.one_shot("elections", partial(self._run, candidates, alive))
         self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)
@@ -191,12 +194,14 @@ class Elections:
         async with anyio.create_task_group() as group:
             changes = candidates.changes()
             first = changes.take()
-            group.start_soon(self._begin, [each.row.service for each in first if each.row is not None], alive)
-            self._join(group, candidates, first)
+            group.start_soon(
+                self._initialize, [each.row.service for each in first if each.row is not None], alive
+            )
+            self._start_elections(group, candidates, first)
             async for batch in changes:
-                self._join(group, candidates, batch)
+                self._start_elections(group, candidates, batch)
 
-    def _join(
+    def _start_elections(
         self,
         group: TaskGroup,
         candidates: ReadTable[tuple[str, str], L2Candidate],
@@ -214,31 +219,31 @@ class Elections:
                 )
             group.start_soon(self._elect, candidates, row.service)
 
-    async def _begin(self, services: Iterable[Key], alive: Timer) -> None:
+    async def _initialize(self, services: Iterable[Key], alive: Timer) -> None:
         """Initialize the table once it has all of these services, or after one lease duration."""
         with anyio.move_on_after(self._settings.l2_announcements_lease_duration):
             async with anyio.create_task_group() as group:
                 for key in services:
                     group.start_soon(self.leases.wait_for, key)
-        self._first.done()
+        self._initializer.done()
         alive.trigger()
 
     async def _elect(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
-        """Take part in the election while the service is a candidate."""
+        """Run the election while the service is a candidate."""
         self._electing.add(key)
         try:
             while key in candidates:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_until_removed, candidates, key, group.cancel_scope)
-                    await self._stand(candidates, key)
+                    await self._campaign(candidates, key)
                     group.cancel_scope.cancel()
         finally:
             self._electing.discard(key)
             with self.leases.txn() as rows:
                 rows.delete(key)
 
-    async def _stand(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
-        """Wait for the lease, and hold it until it is lost."""
+    async def _campaign(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
+        """Acquire the lease, and renew it until it is lost."""
         from cells.kubernetes.leases import Election  # needed only with an API server
 
         settings, name, own = self._settings, lease_name(key), self._agent.node_name
@@ -265,12 +270,12 @@ class Elections:
 
         await election.run(hold)
 
-    async def _live(self) -> None:
+    async def _write_heartbeat(self) -> None:
         await self.leases.wait_initialized()
         self._kernel.alive(time.monotonic_ns())
 
     async def collect(self) -> None:
-        """Delete leases without a holder and without a candidate service."""
+        """Delete leases that have neither a holder nor a candidate service."""
         from cells.kubernetes.client.errors import ConflictError
         from cells.kubernetes.leases import LEASES
 
@@ -293,5 +298,5 @@ async def _until_removed(
 
 
 def lease_name(service: Key) -> str:
-    """The name of the service's Lease."""
+    """Return the name of the service's Lease."""
     return PREFIX + "-".join(service)

@@ -1,4 +1,7 @@
-"""Announcement policies: parsing, the candidate services for this node, and policies' conditions.
+"""L2 announcement policies: parsing, the candidate services of this node, and status conditions.
+
+Policies, Services and devices come in; ``L2Candidates`` stores the candidates, for which ``elections``
+acquires leases.
 
 Source: Cilium 1.17; k8s.io/apimachinery/pkg/apis/meta/v1 LabelSelectorAsSelector.
 """
@@ -38,7 +41,7 @@ _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 
 
 class L2Policy(NamedTuple):
-    """A valid policy."""
+    """A valid, parsed policy."""
 
     name: str
     nodes: LabelSelector | None
@@ -56,12 +59,12 @@ class L2Policy(NamedTuple):
         return self.services is None or self.services.matches(service_labels)
 
     def uses(self, device: str) -> bool:
-        """Whether the policy selects the device, by an expression that matches in its name; all if none."""
+        """Whether the policy selects the device: an expression matches its name, or there are none."""
         return not self.interfaces or any(each.search(device) for each in self.interfaces)
 
 
 def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Mapping[str, str]]:
-    """Parse a policy: None if it is invalid, and its faults by type of condition."""
+    """Parse a policy; return None if it is invalid, and its errors by condition type."""
     spec = policy.spec
     faults: dict[str, str] = {}
     for kind, selector in ((BAD_NODES, spec.node_selector), (BAD_SERVICES, spec.service_selector)):
@@ -128,7 +131,7 @@ NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace
 
 
 class L2Place(NamedTuple):
-    """An address and the device on which ARP requests for it arrive."""
+    """An address and the device that answers ARP requests for it."""
 
     ip: IPv4Address
     ifindex: int
@@ -147,7 +150,7 @@ class L2Candidate(msgspec.Struct, frozen=True):
 
 
 def announceable(service: Service, proxy: str) -> bool:
-    """Whether a policy could select it: it has an outside address, and no other class or proxy."""
+    """Whether a policy may select the service: external addresses, and no other class or proxy."""
     return (
         served_by(service.labels, proxy)
         and service.spec.load_balancer_class in {None, L2_CLASS}
@@ -165,7 +168,7 @@ def candidates(
     devices: Sequence[Device],
     refused: Iterable[RefusedAddress] = (),
 ) -> dict[Key, L2Candidate]:
-    """Candidates by namespace and name.
+    """Return the candidates by namespace and name.
 
     ``devices``: those with programs; ``refused``: addresses that are not served.
     """
@@ -200,7 +203,7 @@ def _places(
 
 
 def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:
-    """The policy's addresses of the service, except refused ones, which would divert other hosts' traffic."""
+    """Yield the service's addresses that the policy announces, except refused ones."""
     texts: list[tuple[str, str]] = []
     if policy.balancers:
         ingress = service.status.load_balancer.ingress or ()
@@ -225,7 +228,7 @@ REASON = "error"
 
 
 class PolicyConditions:
-    """Writes conditions. Every node may write them; up-to-date ones are not written."""
+    """Writes the conditions of policies. Every node may write them; unchanged ones are not written."""
 
     def __init__(
         self,
@@ -268,7 +271,7 @@ class PolicyConditions:
 def conditions(
     policy: CiliumL2AnnouncementPolicy, faults: Mapping[str, str], now: str
 ) -> list[dict[str, Any]] | None:
-    """All desired conditions; None if they are up to date. ``faults``: texts by type; ``now``: RFC 3339."""
+    """Return all desired conditions; None if unchanged. ``faults``: by type; ``now``: RFC 3339."""
     held = {each.type: each for each in policy.status.conditions or ()}
     wanted = dict(held)
     for kind in FAULTS:

@@ -159,7 +159,7 @@ def options(
     sizing: MapSizing | None = None,
     mode: NodePortMode | None = None,
 ) -> LoadBalancerOptions:
-    """Collect the options of services from several settings. Pods reach cluster addresses in any case."""
+    """Collect the options of load balancing from several settings; ClusterIP services are always served."""
     programs = programs or service_programs(DatapathSettings())
     mode = mode or NodePortMode(ForwardingSettings(), programs, PodTunnel(used=False))
     first, last = programs.port_range
@@ -227,7 +227,7 @@ def service_reports(
     refused: Table[tuple[str, str, str], RefusedAddress],
     redirects: Table[ServiceName, LocalRedirect],
 ) -> ServiceReports:
-    """The tables of reports, except those of disabled features."""
+    """Collect the tables of refused and conflicting requests, except those of disabled features."""
     return ServiceReports(conflicts, refused, redirects if served.enable_local_redirect_policy else None)
 
 
@@ -242,14 +242,14 @@ def watch(
     jobs: Jobs,
     log: Logger,
 ) -> ServiceWatch:
-    """Create the watch of the objects; it runs from the start on."""
+    """Create the watch of the objects and start it with the agent."""
     found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log, delays)
     jobs.one_shot("follow", found.run)
     return found
 
 
 def watch_metrics(found: ServiceWatch) -> Member[Collector]:
-    """Counters of added, updated and deleted services, and of features that objects use."""
+    """Count added, updated and deleted services, and features that objects use."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Number of services events labeled by action type"
@@ -268,7 +268,7 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
 
 
 def balancer_features(served: LoadBalancerOptions) -> Member[Collector]:
-    """Optional features of services that are in use."""
+    """Report optional features of services that are in use."""
     return features(
         "services-features",
         lambda: {
@@ -302,7 +302,7 @@ def reconcile(
     tables: Tables,
     log: Logger,
 ) -> None:
-    """Reconcile the maps with the table; without a source of objects, leave an earlier agent's entries."""
+    """Reconcile the maps with the table; without a source of objects, leave the maps unchanged."""
     initial = served.initializer("read the service maps")
     if objects is ObjectSource.NOWHERE:
         jobs.one_shot("check leftover entries", partial(_leave, maps, log))
@@ -314,7 +314,7 @@ def reconcile(
 
 
 async def _leave(maps: ServiceMaps, log: Logger) -> None:
-    """Warn about an earlier agent's entries: removing them would cut connections of pods."""
+    """Warn about entries of an earlier agent: deleting them would break connections of pods."""
     held = await maps.dump()
     if held:
         log.warning(

@@ -1,7 +1,7 @@
-"""Plans map entries for frontends: allocates numbers, and plans the writes.
+"""Plans writes to the load-balancing maps: allocates service and backend IDs, and compares entries.
 
-A plan is the difference between the entries that frontends need and the present entries. Nothing is left of a
-failed plan: the next one starts from the entries that the maps have then.
+``ServicesTarget`` passes frontends in, executes the plans, and reports the written batches. A plan contains
+only the difference from the present entries. A failed plan leaves no state: the next one starts from them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 from cells.maps.bpf import PackedColumn
 from cells.services import (
+    ANY_PROTOCOL,
     Backend,
     BackendState,
     Frontend,
@@ -35,6 +36,7 @@ from cells.services.map_entries import (
     BACKENDS,
     LOOK_UP_TABLES,
     MAGLEV,
+    PRESENT,
     REVERSE_NAT,
     SERVICES,
     SLOT_SIZE,
@@ -57,15 +59,15 @@ from lifecycle import ReadTable
 LAST_SERVICE_ID: Final = 65534
 
 MaglevTable = Callable[[Sequence[Backend], Mapping[bytes, int]], bytes]
-"""Computes the look-up table over backends, by their numbers, as the bytes of the inner map's entry."""
+"""Computes a Maglev table of backends, given their IDs, as the value of the inner map's entry."""
 
 
 class LoadBalancer:
-    """Plans writes by the present map entries, and keeps the numbers.
+    """Plans writes from the entries in the maps, and allocates service and backend IDs.
 
-    The slots of a frontend in the maps follow from its row in the table ``services``, except for frontends
-    that are ``unsettled``: restored ones, and those with an unwritten or failed plan. Their rows have every
-    backend and source range that may be in the maps, and ``held`` has their slots.
+    The slots of a settled frontend follow from its row in the table ``services``. Frontends are ``unsettled``
+    while they are restored, or their plan is unwritten or failed: their rows have every backend and source
+    range that may be in the maps, and ``held`` has their slots.
     """
 
     def __init__(
@@ -80,29 +82,42 @@ class LoadBalancer:
         self._served = served
         self._maglev = maglev
         self._last_service_id = last_service_id
-        self._own_backends = {BACKENDS[family] for family in self._families()}
+        self._backend_maps = {BACKENDS[family] for family in self._families()}
         self._reset()
 
     def _reset(self) -> None:
         self.held: Entries = {}
-        """Present entries: digests of look-up tables, slots of unsettled frontends, and backends with a
-        second number. Other slots follow from rows, other backends from their numbers."""
+        """Present entries that rows and IDs do not imply: digests of Maglev tables, slots of unsettled
+        frontends, and backends with a duplicate ID."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(self._last_service_id)
         self._backends = NumberedBackends()
-        self._second_numbers: dict[int, str] = {}
-        """Second numbers of restored backends, with their map: slots may refer to them until rewritten."""
-        self._unread: set[MapKey] = set()
-        """Restored look-up tables, which may refer to any backend until they are written."""
+        self._duplicate_ids: dict[int, str] = {}
+        """Second IDs of restored backends, with their map: slots may refer to them until rewritten."""
+        self._restored_tables: set[MapKey] = set()
+        """Restored Maglev tables, which may refer to any backend until they are written."""
+        self._protocol_less = {one.key for one in self._served.all() if one.key.address[-1] == ANY_PROTOCOL}
+        """Frontends in the maps without a protocol: of an agent with bpf-lb-proto-diff=false."""
 
     def realised(self, key: FrontendKey) -> ServedFrontend | None:
-        """The frontend as it is, or may be, in the maps."""
+        """Return the frontend as it is, or may be, in the maps; None if it is not."""
         return self.unsettled.get(key) or self._served.get(key)
 
-    # Entries of an earlier agent.
+    def _mark_unsettled(self, row: ServedFrontend) -> None:
+        self.unsettled[row.key] = row
+        if row.key.address[-1] == ANY_PROTOCOL:
+            self._protocol_less.add(row.key)
+
+    def _of_any_protocol(self, key: FrontendKey) -> ServedFrontend | None:
+        """Return the frontend of the address without a protocol: an earlier agent's, or a manual one."""
+        if not self._protocol_less or key.address[-1] == ANY_PROTOCOL:
+            return None  # without creating a key for each frontend
+        return self.realised(key.of_any_protocol)
+
+    # Restoring the maps' entries.
 
     def restore(self, held: Entries) -> WritePlan:
-        """Start from the contents of the maps. Returns a plan that removes stray entries."""
+        """Restore IDs and frontends from the maps; return a plan that deletes stray entries."""
         self._reset()
         self.held = held
         found = read(held, self._families())
@@ -112,24 +127,21 @@ class LoadBalancer:
             numbers.add(one.id)
             self._service_ids.restore(one.id, one.frontend.key)
             self._backends.use(addresses_of(one.frontend.backends))
-            self.unsettled[one.frontend.key] = ServedFrontend(one.id, one.frontend)
-        self._unread = {MapKey(name, key) for name in LOOK_UP_TABLES for key in held.get(name, ())}
+            self._mark_unsettled(ServedFrontend(one.id, one.frontend))
+        self._restored_tables = {MapKey(name, key) for name in LOOK_UP_TABLES for key in held.get(name, ())}
         plan = WritePlan()
         for where in found.stray_slots:
-            plan.remove(WriteStep.SLOTS_DROPPED, where.map, [where.key])
+            plan.remove(WriteStep.SLOTS_DELETED, where.map, [where.key])
         for number, ranges in found.ranges.items():
             known = {map_entries.source_range_key(number, ip_network(text)) for text in ranges.values()}
             for where in ranges if number not in numbers else ranges.keys() - known:
-                plan.remove(WriteStep.RANGES_CUT, where.map, [where.key])
-        self._remove_stray_matches(found, plan)
+                plan.remove(WriteStep.SOURCE_RANGES_STALE, where.map, [where.key])
+        self._remove_stray_affinity(found, plan)
         for name in (*REVERSE_NAT.values(), *MAGLEV.values()):
             stray = [key for key in held.get(name, ()) if int.from_bytes(key, "big") not in numbers]
-            plan.remove(
-                WriteStep.TRANSLATIONS_DROPPED if name in _TRANSLATING else WriteStep.TABLES_DROPPED,
-                name,
-                stray,
-            )
-        self._remove_families_that_are_off(plan)
+            step = WriteStep.REVERSE_NAT_DELETED if name in _REVERSE_NAT_MAPS else WriteStep.MAGLEV_DELETED
+            plan.remove(step, name, stray)
+        self._remove_disabled_families(plan)
         return plan
 
     def _families(self) -> tuple[int, ...]:
@@ -139,50 +151,50 @@ class LoadBalancer:
         for number, backend in found.backends.items():
             address = backend.address
             if not self._backends.restore(number, address, backend.state, found.zones[number]):
-                # an earlier agent ended before it rewrote all slots to one number
-                self._second_numbers[number] = BACKENDS[address.version]
+                # the earlier agent was killed before it rewrote all slots to one ID
+                self._duplicate_ids[number] = BACKENDS[address.version]
         for version in self._families():
             held = self.held.pop(BACKENDS[version], {})
             self._backends.observe(version, held)
-            second = map(map_entries.backend_number, self._second_numbers)
+            second = map(map_entries.backend_number, self._duplicate_ids)
             self.held[BACKENDS[version]] = {key: held[key] for key in second if key in held}
 
     def wanted(self, held: Entries) -> Entries:
-        """The desired entries, except slots. For unwritten backends, the present ones."""
+        """Return the desired entries, except slots; for unwritten backends, the present ones."""
         found = {**self.held}
         for version, name in BACKENDS.items():
-            found[name] = found.get(name, {}) | self._backends.wanted(version, held.get(name, _NOTHING))
+            found[name] = found.get(name, {}) | self._backends.wanted(version, held.get(name, _NO_ENTRIES))
         return found
 
-    def _remove_stray_matches(self, found: Restored, plan: WritePlan) -> None:
+    def _remove_stray_affinity(self, found: Restored, plan: WritePlan) -> None:
         known = {
             map_entries.affinity_key(one.id, self._backends.numbers[each.address])
             for one in found.frontends
             if one.id in found.affinity
             for each in one.frontend.backends
         }
-        stray = [where.key for matches in found.affinity.values() for where in matches if where not in known]
-        plan.remove(WriteStep.MATCHES_CUT, AFFINITY_MATCH, stray)
+        stray = [where.key for keys in found.affinity.values() for where in keys if where not in known]
+        plan.remove(WriteStep.AFFINITY_STALE, AFFINITY_MATCH, stray)
 
-    def _remove_families_that_are_off(self, plan: WritePlan) -> None:
-        """Remove entries of disabled families: no packet reaches them."""
+    def _remove_disabled_families(self, plan: WritePlan) -> None:
+        """Delete entries of disabled families, which no packet reaches."""
         for family in {4, 6} - set(self._families()):
             for step, names in (
-                (WriteStep.SLOTS_DROPPED, SERVICES),
-                (WriteStep.TRANSLATIONS_DROPPED, REVERSE_NAT),
-                (WriteStep.BACKENDS_DROPPED, BACKENDS),
+                (WriteStep.SLOTS_DELETED, SERVICES),
+                (WriteStep.REVERSE_NAT_DELETED, REVERSE_NAT),
+                (WriteStep.BACKENDS_DELETED, BACKENDS),
             ):
                 plan.remove(step, names[family], self.held.get(names[family], ()))
 
-    # Frontends that are added or changed.
+    # Adding and changing frontends.
 
     def put_all(
         self, frontends: Collection[Frontend], plan: WritePlan
     ) -> tuple[list[PlannedFrontend], dict[FrontendKey, Exception]]:
-        """Plan to serve new or changed frontends. Returns the planned ones, and errors of the others."""
+        """Plan to serve frontends; return the planned ones, and the errors of the others."""
         planned: list[PlannedFrontend] = []
         failures: dict[FrontendKey, Exception] = {}
-        numbered = self._number_new(frontends, plan) if len(frontends) > 1 else _NONE_NEW
+        numbered = self._allocate_new(frontends, plan) if len(frontends) > 1 else _NO_IDS
         for frontend in frontends:
             try:
                 if (numbers := numbered.get(frontend.key)) is not None:
@@ -193,21 +205,20 @@ class LoadBalancer:
                 failures[frontend.key] = error
         return planned, failures
 
-    def _number_new(
+    def _allocate_new(
         self, frontends: Collection[Frontend], plan: WritePlan
     ) -> Mapping[FrontendKey, Sequence[int]]:
-        """Number the backends of new frontends in one pass: at a start nearly all are new.
+        """Allocate IDs for the backends of new frontends in one pass: at start-up nearly all are new.
 
-        Skips frontends with inactive backends, or with backends that others use; skips all if numbers may not
-        suffice.
+        Skips frontends with inactive or shared backends; skips all if service IDs may not suffice.
         """
         if len(self._service_ids) + len(frontends) > self._last_service_id:
-            return _NONE_NEW
+            return _NO_IDS
         found: dict[FrontendKey, Sequence[int]] = {}
-        for version, some in self._with_own_backends(frontends).items():
+        for version, some in self._with_unshared_backends(frontends).items():
             addresses = list(chain.from_iterable([addresses_of(one.backends) for one in some]))
             try:
-                numbers = self._number_new_backends(addresses, BACKENDS[version], plan)
+                numbers = self._allocate_backends(addresses, BACKENDS[version], plan)
             except IdsExhaustedError:
                 return found
             first = 0
@@ -217,8 +228,8 @@ class LoadBalancer:
                 first = end
         return found
 
-    def _with_own_backends(self, frontends: Collection[Frontend]) -> Mapping[int, Sequence[Frontend]]:
-        """New frontends, by family, with active backends only that no other frontend uses."""
+    def _with_unshared_backends(self, frontends: Collection[Frontend]) -> Mapping[int, Sequence[Frontend]]:
+        """Return new frontends, by family, with active backends only that no other frontend uses."""
         known = self._backends.numbers.keys()
         found: dict[int, list[Frontend]] = {version: [] for version in BACKENDS}
         seen: set[bytes] = set()
@@ -226,38 +237,39 @@ class LoadBalancer:
             own = addresses_of(frontend.backends)
             before = len(seen)
             seen.update(own)
-            keys = {frontend.key, frontend.key.of_any_protocol}
-            if len(seen) - before != len(own) or frontend.number or any(map(self.realised, keys)):
+            if len(seen) - before != len(own) or frontend.number:
                 continue
-            if _all_chosen(frontend.backends) and known.isdisjoint(own):
+            if self.realised(frontend.key) or self._of_any_protocol(frontend.key):
+                continue
+            if _all_selectable(frontend.backends) and known.isdisjoint(own):
                 found[frontend.key.address[0]].append(frontend)
         return found
 
     def _put_new(self, frontend: Frontend, numbers: Sequence[int], plan: WritePlan) -> PlannedFrontend:
-        """Plan to serve a new frontend with these backends, all selectable, in this order."""
+        """Plan to serve a new frontend with these backend IDs, all selectable, in this order."""
         key, name = frontend.key, SERVICES[frontend.key.address[0]]
         number = self._service_ids.allocate(key)
         row = ServedFrontend(number, frontend)
-        self.unsettled[key] = row
+        self._mark_unsettled(row)
         if self.held.setdefault(name, {}) or not isinstance(numbers, range):  # slots are sorted by numbers
             self._put_entries(row, None, plan)
         else:
             first, others = map_entries.slot_key_columns(key, len(numbers))
             if numbers:
-                plan.add_chosen(name, others, numbers, number)
+                plan.add_selectable(name, others, numbers, number)
             plan.at(WriteStep.FRONTENDS, name)[first] = self._master(row, len(numbers), 0)
-            self._put_translation(row, plan)
-            self._put_more(row, None, frontend.backends, plan)
+            self._put_reverse_nat(row, plan)
+            self._put_optional(row, None, frontend.backends, plan)
         return PlannedFrontend(row, _NO_ADDRESSES, was_served=False)
 
     def put(self, frontend: Frontend, plan: WritePlan) -> PlannedFrontend:
-        """Plan to serve a new or changed frontend. Raises IdsExhaustedError; then nothing is planned."""
+        """Plan to serve a frontend. Raises IdsExhaustedError without planning anything."""
         key, wanted = frontend.key, frontend
         old = self.realised(key)
         before = _NO_ADDRESSES
         if old is None:
-            number = self._number(frontend)
-            if (earlier := self.realised(key.of_any_protocol)) is not None:
+            number = self._allocate_id(frontend)
+            if (earlier := self._of_any_protocol(key)) is not None:
                 frontend = earlier.with_states(frontend)
         else:
             number = old.id
@@ -265,21 +277,21 @@ class LoadBalancer:
             frontend = old.with_unconfirmed(old.with_states(frontend))
         now = frozenset(addresses_of(frontend.backends))
         try:
-            self._use_backends(frontend, now - before, plan)
+            self._add_backends(frontend, now - before, plan)
         except IdsExhaustedError:
             if old is None:
                 self._service_ids.release(number)
             raise
         row = ServedFrontend(number, wanted, None if frontend is wanted or frontend == wanted else frontend)
         self._unsettle(old)
-        self.unsettled[key] = row if old is None else old.merged(row)
+        self._mark_unsettled(row if old is None else old.merged(row))
         masters = self.held.setdefault(SERVICES[key.address[0]], {})
         was_served = old is not None and map_entries.slot_keys(key, 0, 1)[0] in masters
         self._put_entries(row, old, plan)
         return PlannedFrontend(row, before - now, was_served)
 
     def settle(self, planned: Collection[PlannedFrontend]) -> None:
-        """The plan of these frontends is written: their rows show the entries in the maps."""
+        """Record that the plan of these frontends was written: their rows imply their slots again."""
         for one in planned:
             self._release(one.dropped)
             del self.unsettled[one.row.key]
@@ -289,33 +301,31 @@ class LoadBalancer:
             return
         for one in planned:
             held = self.held[SERVICES[one.row.key.address.version]]
-            for key in (
-                *map_entries.slots_behind(held, one.row.key, 0),
-                *map_entries.slot_keys(one.row.key, 0, 1),
-            ):
+            slots = map_entries.slots_behind(held, one.row.key, 0)
+            for key in (*slots, *map_entries.slot_keys(one.row.key, 0, 1)):
                 held.pop(key, None)
 
     def _unsettle(self, old: ServedFrontend | None) -> None:
-        """Note that the maps are about to differ from the frontend's row."""
+        """Record the slots of a frontend before they change."""
         if old is not None and old.key not in self.unsettled:
             self.unsettled[old.key] = old
             self.held.setdefault(SERVICES[old.key.address.version], {}).update(self.slots_of(old))
 
     def slots_of(self, row: ServedFrontend) -> Iterable[tuple[bytes, bytes]]:
-        """The slots of a frontend by its row: keys and values."""
+        """Return the keys and values of a frontend's slots, as its row implies them."""
         master, values, _ = self._slots(row)
         slots = PackedColumn(values, SLOT_SIZE)
         return zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True)
 
-    def _number(self, frontend: Frontend) -> int:
+    def _allocate_id(self, frontend: Frontend) -> int:
         if not frontend.number:
             return self._service_ids.allocate(frontend.key)
         if not self._service_ids.restore(frontend.number, frontend.key):
             raise IdsExhaustedError(f"number {frontend.number} is another frontend's")
         return frontend.number
 
-    def _use_backends(self, frontend: Frontend, more: frozenset[bytes], plan: WritePlan) -> None:
-        """Number new backends; plan missing entries and changed states.
+    def _add_backends(self, frontend: Frontend, more: frozenset[bytes], plan: WritePlan) -> None:
+        """Allocate IDs for new backends; plan missing entries and changed states.
 
         ``more`` has the addresses that the frontend did not have before.
         """
@@ -337,8 +347,8 @@ class LoadBalancer:
         name = BACKENDS[frontend.key.address[0]]  # backends are of its family
         plan.at(WriteStep.BACKENDS, name).update(backends.missing(addresses))
 
-    def _number_new_backends(self, addresses: Sequence[bytes], name: str, plan: WritePlan) -> Sequence[int]:
-        """Number new active backends of one frontend each, and add their entries to the plan."""
+    def _allocate_backends(self, addresses: Sequence[bytes], name: str, plan: WritePlan) -> Sequence[int]:
+        """Allocate IDs for new active backends of one frontend each, and plan their entries."""
         if not addresses:
             return ()
         numbers = self._backends.add(addresses)
@@ -349,14 +359,14 @@ class LoadBalancer:
         self._backends.release(sorted(addresses))
 
     def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
-        """Slot 0, the other slots joined, and the backends for new connections. All have numbers."""
+        """Return slot 0, the other slots joined, and the backends for new connections."""
         frontend, known = row.shown, self._backends.numbers
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
         preferred: Sequence[Backend] = ()
-        numbers = [known[one] for one in addresses_of(chosen)] if _all_chosen(chosen) else None
+        numbers = [known[one] for one in addresses_of(chosen)] if _all_selectable(chosen) else None
         if numbers is None or numbers != sorted(numbers):
-            chosen, others = selectable(self._in_order(frontend))
+            chosen, others = selectable(self._by_number(frontend))
             if preferred := [one for one in chosen if one.preferred]:
                 chosen = [*preferred, *(one for one in chosen if not one.preferred)]
             numbers = [known[one.address] for one in (*chosen, *others)]
@@ -364,7 +374,7 @@ class LoadBalancer:
         return self._master(row, len(preferred or chosen), len(others)), slots, preferred or chosen
 
     def _master(self, row: ServedFrontend, count: int, quarantined: int) -> bytes:
-        """Slot 0: counts of backends for new connections, and of other backends."""
+        """Return slot 0: counts of backends for new connections, and of others."""
         frontend = row.shown
         affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
         return map_entries.master_value(
@@ -378,36 +388,36 @@ class LoadBalancer:
         )
 
     def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
-        """Plan the entries of a frontend with numbered backends."""
+        """Plan the entries of a frontend; its backends have IDs."""
         master, slots, backends = self._slots(row)
         self._put_slots(row.key, master, slots, plan)
-        self._put_translation(row, plan)
-        self._put_more(row, old, backends, plan)
+        self._put_reverse_nat(row, plan)
+        self._put_optional(row, old, backends, plan)
 
-    def _put_translation(self, row: ServedFrontend, plan: WritePlan) -> None:
+    def _put_reverse_nat(self, row: ServedFrontend, plan: WritePlan) -> None:
         address = row.frontend.key.address
         name, key = map_entries.reverse_nat_key(row.id, address[0])
         value = map_entries.reverse_nat_value(address)
-        if self.held.get(name, _NOTHING).get(key) != value:
-            plan.at(WriteStep.TRANSLATIONS, name)[key] = value
+        if self.held.get(name, _NO_ENTRIES).get(key) != value:
+            plan.at(WriteStep.REVERSE_NAT, name)[key] = value
 
-    def _put_more(
+    def _put_optional(
         self, row: ServedFrontend, old: ServedFrontend | None, backends: Sequence[Backend], plan: WritePlan
     ) -> None:
-        """Plan entries for optional features; ``backends`` are those for new connections."""
+        """Plan entries of optional features; ``backends`` are those for new connections."""
         frontend, number = row.shown, row.id
         matching = (
             frontend.affinity_timeout and not frontend.l7_proxy_port and self._options.enable_session_affinity
         )
         if matching or self.held.get(AFFINITY_MATCH):
-            self._put_matches(row if matching else None, old, number, plan)
+            self._put_affinity(row if matching else None, old, number, plan)
         if frontend.source_ranges or (old is not None and old.shown.source_ranges):
-            self._put_ranges(row, old, plan)
+            self._put_source_ranges(row, old, plan)
         if self._maglev is not None:
-            self._put_table(frontend, number, backends, plan)
+            self._put_maglev(frontend, number, backends, plan)
 
-    def _in_order(self, frontend: Frontend) -> Sequence[Backend]:
-        """The backends in order of their numbers."""
+    def _by_number(self, frontend: Frontend) -> Sequence[Backend]:
+        """Return the backends sorted by ID."""
         known = self._backends.numbers
         ids = [known[address] for address in addresses_of(frontend.backends)]
         if ids == sorted(ids):
@@ -416,7 +426,7 @@ class LoadBalancer:
 
     def _put_slots(self, key: FrontendKey, master: bytes, slots: bytes, plan: WritePlan) -> None:
         name = SERVICES[key.address[0]]
-        held = self.held.get(name, _NOTHING)
+        held = self.held.get(name, _NO_ENTRIES)
         count = len(slots) // SLOT_SIZE
         (first,) = map_entries.slot_keys(key, 0, 1)
         was = held.get(first)
@@ -428,145 +438,135 @@ class LoadBalancer:
         if was != master:
             plan.at(WriteStep.FRONTENDS, name)[first] = master
         if held:
-            plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, count))
+            plan.remove(WriteStep.SLOTS_DELETED, name, map_entries.slots_behind(held, key, count))
 
-    def _put_matches(
+    def _put_affinity(
         self, row: ServedFrontend | None, old: ServedFrontend | None, number: int, plan: WritePlan
     ) -> None:
-        held = self.held.get(AFFINITY_MATCH, _NOTHING)
-        before, now = self._matches(old, number), self._matches(row, number)
-        plan.remove(
-            WriteStep.MATCHES_CUT, AFFINITY_MATCH, [key for key in before if key in held and key not in now]
-        )
-        more = dict.fromkeys(
-            [key for key in now if held.get(key) != map_entries.PRESENT], map_entries.PRESENT
-        )
-        plan.at(WriteStep.MATCHES, AFFINITY_MATCH).update(more)
+        before, now = self._affinity_keys(old, number), self._affinity_keys(row, number)
+        stale = [key for key in before if key not in now]
+        self._delete(WriteStep.AFFINITY_STALE, AFFINITY_MATCH, stale, plan)
+        self._put_keys(WriteStep.AFFINITY, AFFINITY_MATCH, now, plan)
 
-    def _matches(self, row: ServedFrontend | None, number: int) -> dict[bytes, None]:
+    def _affinity_keys(self, row: ServedFrontend | None, number: int) -> dict[bytes, None]:
         addresses = addresses_of(row.shown.backends) if row is not None else ()
         known = self._backends.numbers
         return dict.fromkeys([map_entries.affinity_key(number, known[one]).key for one in addresses])
 
-    def _put_ranges(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
-        name = SOURCE_RANGES[row.key.address.version]
-        held = self.held.get(name, _NOTHING)
-        before, now = range_keys(old), range_keys(row)
-        plan.remove(WriteStep.RANGES_CUT, name, [key for key in before if key in held and key not in now])
-        more = dict.fromkeys(
-            [key for key in now if held.get(key) != map_entries.PRESENT], map_entries.PRESENT
-        )
-        plan.at(WriteStep.RANGES, name).update(more)
+    def _put_source_ranges(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
+        name, before, now = SOURCE_RANGES[row.key.address.version], range_keys(old), range_keys(row)
+        self._delete(WriteStep.SOURCE_RANGES_STALE, name, [key for key in before if key not in now], plan)
+        self._put_keys(WriteStep.SOURCE_RANGES, name, now, plan)
 
-    def _put_table(
+    def _put_keys(self, step: WriteStep, name: str, keys: Iterable[bytes], plan: WritePlan) -> None:
+        """Plan to add missing keys to a map without values."""
+        held = self.held.get(name, _NO_ENTRIES)
+        plan.at(step, name).update({key: PRESENT for key in keys if held.get(key) != PRESENT})
+
+    def _put_maglev(
         self, frontend: Frontend, number: int, backends: Sequence[Backend], plan: WritePlan
     ) -> None:
-        """Plan the look-up table. Without backends the old one stays until the frontend is removed."""
+        """Plan the Maglev table; without backends, the old one stays until the frontend is deleted."""
         where = map_entries.maglev_key(number, frontend.key.address.version)
-        was = self.held.get(where.map, _NOTHING).get(where.key)
-        if not self._has_table(frontend):
+        was = self.held.get(where.map, _NO_ENTRIES).get(where.key)
+        if not self._uses_maglev(frontend):
             if was is not None:
-                plan.remove(WriteStep.TABLES_DROPPED, where.map, [where.key])
+                plan.remove(WriteStep.MAGLEV_DELETED, where.map, [where.key])
         elif backends:
-            table = self._table(backends)
+            table = self._look_up_table(backends)
             if digest(table) != was:
-                plan.at(WriteStep.TABLES, where.map)[where.key] = table
+                plan.at(WriteStep.MAGLEV, where.map)[where.key] = table
 
-    def _has_table(self, frontend: Frontend) -> bool:
+    def _uses_maglev(self, frontend: Frontend) -> bool:
         wildcard_node_port = frontend.type is ServiceType.NODE_PORT and frontend.key.address.is_wildcard
         inside_only = frontend.type is ServiceType.CLUSTER_IP and not self._options.bpf_lb_external_clusterip
         chosen = (frontend.algorithm or self._options.bpf_lb_algorithm) == "maglev"
         return chosen and not wildcard_node_port and not inside_only
 
-    def _table(self, backends: Sequence[Backend]) -> bytes:
+    def _look_up_table(self, backends: Sequence[Backend]) -> bytes:
         return self._maglev(backends, self._backends.numbers) if self._maglev is not None else b""
 
     def look_up_tables(self, places: Collection[MapKey]) -> Mapping[MapKey, bytes]:
-        """Compute the look-up tables of these keys; keys without a frontend are left out."""
+        """Compute the Maglev tables of these keys; keys without a frontend are omitted."""
         rows = {
             map_entries.maglev_key(row.id, row.key.address.version): row
             for row in (*self._served.all(), *self.unsettled.values())
         }
         found = {where: self._slots(rows[where])[2] for where in places if where in rows}
-        return {where: self._table(backends) for where, backends in found.items() if backends}
+        return {where: self._look_up_table(backends) for where, backends in found.items() if backends}
 
-    # Frontends and backends that are removed.
+    # Deleting frontends and backends.
 
     def drop(self, key: FrontendKey, plan: WritePlan) -> None:
-        """Plan to remove a frontend; an unknown one is ignored."""
+        """Plan to delete a frontend; a no-op if it is unknown."""
         old = self.realised(key)
         if old is None:
             return
         self._unsettle(old)
         version = key.address.version
-        name = SERVICES[version]
-        held = self.held.get(name, _NOTHING)
-        plan.remove(
-            WriteStep.FRONTENDS_DROPPED,
-            name,
-            [one for one in map_entries.slot_keys(key, 0, 1) if one in held],
-        )
-        plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, 0))
-        for step, keys in (
-            (WriteStep.TABLES_DROPPED, [map_entries.maglev_key(old.id, version)]),
-            (WriteStep.TRANSLATIONS_DROPPED, [map_entries.reverse_nat_key(old.id, version)]),
-            (
-                WriteStep.MATCHES_DROPPED,
-                [MapKey(AFFINITY_MATCH, each) for each in self._matches(old, old.id)],
-            ),
-            (WriteStep.RANGES_DROPPED, [MapKey(SOURCE_RANGES[version], each) for each in range_keys(old)]),
-        ):
-            for where in keys:
-                if where.key in self.held.get(where.map, _NOTHING):
-                    plan.remove(step, where.map, [where.key])
+        name, ranges = SERVICES[version], SOURCE_RANGES[version]
+        maglev = map_entries.maglev_key(old.id, version)
+        reverse_nat = map_entries.reverse_nat_key(old.id, version)
+        slots = map_entries.slots_behind(self.held.get(name, _NO_ENTRIES), key, 0)
+        self._delete(WriteStep.FRONTENDS_DELETED, name, map_entries.slot_keys(key, 0, 1), plan)
+        self._delete(WriteStep.SLOTS_DELETED, name, slots, plan)
+        self._delete(WriteStep.MAGLEV_DELETED, maglev.map, [maglev.key], plan)
+        self._delete(WriteStep.REVERSE_NAT_DELETED, reverse_nat.map, [reverse_nat.key], plan)
+        self._delete(WriteStep.AFFINITY_DELETED, AFFINITY_MATCH, self._affinity_keys(old, old.id), plan)
+        self._delete(WriteStep.SOURCE_RANGES_DELETED, ranges, range_keys(old), plan)
+
+    def _delete(self, step: WriteStep, name: str, keys: Iterable[bytes], plan: WritePlan) -> None:
+        """Plan to delete these keys, except missing ones."""
+        held = self.held.get(name, _NO_ENTRIES)
+        plan.remove(step, name, [key for key in keys if key in held])
 
     def removed(self, key: FrontendKey) -> None:
-        """Release the numbers of a frontend that was removed from the maps; an unknown one is ignored."""
+        """Release the IDs of a frontend that was deleted from the maps; a no-op if it is unknown."""
         old = self.unsettled.pop(key, None)
         if old is not None:
             self._release(set(addresses_of(old.shown.backends)))
             self._service_ids.release(old.id)
+            self._protocol_less.discard(key)
 
     def collect(self) -> WritePlan:
-        """Plan to remove unused backends; none while restored look-up tables may refer to them."""
+        """Plan to delete unused backends; none while restored Maglev tables may refer to them."""
         plan = WritePlan()
-        if self._unread:
+        if self._restored_tables:
             return plan
         for address, key in self._backends.unused():
-            plan.remove(WriteStep.BACKENDS_DROPPED, BACKENDS[address.version], [key])
-        if self._second_numbers:
-            named = {
-                value[:4] for name in SERVICES.values() for value in self.held.get(name, _NOTHING).values()
-            }
-            for number, name in self._second_numbers.items():
+            plan.remove(WriteStep.BACKENDS_DELETED, BACKENDS[address.version], [key])
+        if self._duplicate_ids:
+            slots = [self.held.get(name, _NO_ENTRIES) for name in SERVICES.values()]
+            named = {value[:4] for entries in slots for value in entries.values()}
+            for number, name in self._duplicate_ids.items():
                 key = map_entries.backend_number(number)
                 if key not in named:
-                    plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
+                    plan.remove(WriteStep.BACKENDS_DELETED, name, [key])
         return plan
 
     # Results of writes.
 
     def written(self, batch: Batch) -> None:
-        """Record a batch as written."""
+        """Record that a batch was written."""
         held = self.held.setdefault(batch.map, {})
         if batch.map in LOOK_UP_TABLES:
-            self._unread -= {MapKey(batch.map, key) for key in batch.keys}
+            self._restored_tables -= {MapKey(batch.map, key) for key in batch.keys}
             values = map(digest, batch.values or ())
             held.update(zip(batch.keys, values, strict=False))
-        elif batch.map in self._own_backends and batch.values is not None:
+        elif batch.map in self._backend_maps and batch.values is not None:
             self._backends.unwritten.difference_update(numbers_of(batch.keys))
         elif batch.values is not None:
             held.update(zip(batch.keys, batch.values, strict=True))
         if batch.values is None:
             for key in batch.keys:
                 held.pop(key, None)
-            if batch.map in self._own_backends:
+            if batch.map in self._backend_maps:
                 self._remove_backends(batch.keys)
 
     def resolve_unknown(self, held: Entries) -> None:
-        """Replace entries of unknown state by the present entries."""
+        """Replace entries of unknown state by those in the maps."""
         for name, own in self.held.items():
-            present = held.get(name, _NOTHING)
+            present = held.get(name, _NO_ENTRIES)
             for key in [key for key, value in own.items() if value == UNKNOWN]:
                 if key not in present:
                     del own[key]
@@ -574,8 +574,8 @@ class LoadBalancer:
                     own[key] = present[key]
 
     def maybe_written(self, batch: Batch) -> None:
-        """Record that an unknown part of the batch was written."""
-        if batch.map in self._own_backends:
+        """Record that a write failed, and an unknown part of the batch was written."""
+        if batch.map in self._backend_maps:
             self._backends.unwritten.update(numbers_of(batch.keys))
         elif batch.values is not None:
             self.held.setdefault(batch.map, {}).update(dict.fromkeys(batch.keys, UNKNOWN))
@@ -583,18 +583,18 @@ class LoadBalancer:
     def _remove_backends(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             number = int.from_bytes(key, "little")
-            self._second_numbers.pop(number, None)
+            self._duplicate_ids.pop(number, None)
             self._backends.remove(number)
 
 
-def _all_chosen(backends: Sequence[Backend]) -> bool:
-    """Whether all backends are selectable, and none is preferred."""
+def _all_selectable(backends: Sequence[Backend]) -> bool:
+    """Whether all backends are active, and none is preferred."""
     if isinstance(backends, SliceBackends):
         return True
     return not [one for one in backends if one.preferred or one.state is not BackendState.ACTIVE]
 
 
 _NO_ADDRESSES: Final[frozenset[bytes]] = frozenset()
-_NONE_NEW: Final[Mapping[FrontendKey, Sequence[int]]] = {}
-_NOTHING: Final[Mapping[bytes, bytes]] = {}
-_TRANSLATING: Final = frozenset(REVERSE_NAT.values())
+_NO_IDS: Final[Mapping[FrontendKey, Sequence[int]]] = {}
+_NO_ENTRIES: Final[Mapping[bytes, bytes]] = {}
+_REVERSE_NAT_MAPS: Final = frozenset(REVERSE_NAT.values())

@@ -1,9 +1,10 @@
-"""Services and states of backends that are set manually, in addition to objects.
+"""Frontends and backend states set through the API, in addition to Kubernetes objects.
 
-Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
+``ManualServices`` checks requests and puts rows in the tables ``manual-services`` and ``backend-states``,
+which ``ServiceWatch`` applies. A manual frontend lasts until an object changes the same frontend, or the
+agent restarts.
 
-A manual frontend lasts until an object changes the same frontend, or the agent restarts. A refused call
-changes nothing.
+Source: Cilium 1.17, PUT and DELETE of /service/{id}: status codes and error messages.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from cells.services.model.backends import addresses_of
 from lifecycle import ReadTable, Table
 from lifecycle.http import Refusal
 
-PATIENCE = 10.0
-"""Seconds that a call waits for the maps to be written."""
+WRITE_TIMEOUT = 10.0
+"""Seconds that a request waits for the maps to be written."""
 
-_MAY_BECOME = {
+_TRANSITIONS = {
     BackendState.ACTIVE: frozenset(BackendState),
     BackendState.TERMINATING: frozenset({BackendState.TERMINATING}),
     BackendState.QUARANTINED: frozenset(
@@ -47,7 +48,7 @@ _MAY_BECOME = {
 
 
 class ManualService(msgspec.Struct, frozen=True):
-    """A row of the table ``manual-services``: the frontend that was last set for an address."""
+    """A row of the table ``manual-services``: the last manual setting of a frontend."""
 
     key: FrontendKey
     turn: int
@@ -57,7 +58,7 @@ class ManualService(msgspec.Struct, frozen=True):
 
 
 class ManualState(msgspec.Struct, frozen=True):
-    """A row of the table ``backend-states``: the state that was last set for a backend."""
+    """A row of the table ``backend-states``: the last manual state of a backend."""
 
     address: ServiceAddress
     turn: int
@@ -65,17 +66,17 @@ class ManualState(msgspec.Struct, frozen=True):
 
 
 def manual_services() -> Table[FrontendKey, ManualService]:
-    """The ``manual-services`` table, by address and scope."""
+    """Create the table ``manual-services``, by address and scope."""
     return Table("manual-services", key=lambda one: one.key)
 
 
 def manual_states() -> Table[ServiceAddress, ManualState]:
-    """The ``backend-states`` table, by address."""
+    """Create the table ``backend-states``, by address."""
     return Table("backend-states", key=lambda one: one.address)
 
 
 class RequestedService(msgspec.Struct, frozen=True):
-    """A requested frontend; its protocol is ignored unless the agent distinguishes protocols."""
+    """A frontend in a request; bpf-lb-proto-diff=false ignores its protocol."""
 
     number: int
     key: FrontendKey
@@ -87,9 +88,9 @@ class RequestedService(msgspec.Struct, frozen=True):
 
 
 def frontend_of(requested: RequestedService, node_name: str, options: LoadBalancerOptions) -> Frontend:
-    """The frontend, with the backends that its traffic policy allows on this node."""
+    """Return the requested frontend, with the backends that its traffic policy allows on this node."""
     key = _of_protocol(requested.key.address, options)
-    outside = requested.type in _TWO_SCOPED
+    outside = requested.type in _TWO_SCOPE_TYPES
     local = requested.ext_local
     if requested.type is ServiceType.CLUSTER_IP or requested.key.scope == INTERNAL:
         local = requested.int_local
@@ -113,7 +114,7 @@ def frontend_of(requested: RequestedService, node_name: str, options: LoadBalanc
     )
 
 
-_TWO_SCOPED = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
+_TWO_SCOPE_TYPES = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 
 
 def _of_protocol(address: ServiceAddress, options: LoadBalancerOptions) -> ServiceAddress:
@@ -141,12 +142,12 @@ class ManualServices:
         self._states = states
         self._served = served
         self._options = options
-        self._followed = objects is not ObjectSource.NOWHERE
+        self._maps_written = objects is not ObjectSource.NOWHERE
         self._agent = agent
-        self._turn = 0
+        self._revision = 0
 
     async def put(self, requested: RequestedService) -> bool:
-        """Serve a frontend by its number. Returns once it is in the maps: whether it is new."""
+        """Set a frontend by its ID and wait until it is in the maps; return whether it is new."""
         self.check_followed()
         if not self._options.serves(requested.key.address.ip):
             raise Refusal(500, f"IPv{requested.key.address.version} is off on this node")
@@ -154,17 +155,17 @@ class ManualServices:
         created = check_frontend(frontend, self._served.all())
         before = self._services.get(frontend.key)
         row = self._override(frontend.key, frontend)
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(WRITE_TIMEOUT):
             await self._served.wait_for(frontend.key, lambda row: _is_served(row.frontend, frontend))
             return created
         if self._services.get(frontend.key) == row:
             with self._services.txn() as rows:
                 if before is not None:
-                    rows.put(msgspec.structs.replace(before, turn=self._next()))
+                    rows.put(msgspec.structs.replace(before, turn=self._next_revision()))
                 else:
                     rows.delete(frontend.key)
         text = "as it was asked for is not in the maps"
-        raise Refusal(500, f"{frontend.key} {text} after {PATIENCE:g} s: see hive status --verbose")
+        raise Refusal(500, f"{frontend.key} {text} after {WRITE_TIMEOUT:g} s: see hive status --verbose")
 
     async def delete(self, number: int) -> bool:
         """Remove a frontend. Returns once it is out of the maps: whether it existed."""
@@ -173,10 +174,10 @@ class ManualServices:
             return False
         self.check_followed()
         self._override(found.key, None)
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(WRITE_TIMEOUT):
             await self._served.wait_removed(found.key)
             return True
-        raise Refusal(500, f"{found.key} is still in the maps after {PATIENCE:g} s")
+        raise Refusal(500, f"{found.key} is still in the maps after {WRITE_TIMEOUT:g} s")
 
     async def set_states(self, backends: Sequence[Backend]) -> None:
         """Set the states of backends in all frontends; unknown backends are ignored."""
@@ -185,26 +186,26 @@ class ManualServices:
         known = {one.address: one for one in check_states(backends, served)}
         with self._states.txn() as rows:
             for backend in known.values():
-                rows.put(ManualState(backend.address, self._next(), backend.state))
+                rows.put(ManualState(backend.address, self._next_revision(), backend.state))
         having = [one.key for one in _serving(known, served)]
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(WRITE_TIMEOUT):
             for key in having:
                 await self._served.wait_for(key, lambda row: _have_states(row.shown, known))
             return
-        raise Refusal(500, f"not in the maps after {PATIENCE:g} s: see hive status --verbose")
+        raise Refusal(500, f"not in the maps after {WRITE_TIMEOUT:g} s: see hive status --verbose")
 
     def _override(self, key: FrontendKey, frontend: Frontend | None) -> ManualService:
-        row = ManualService(key, self._next(), frontend)
+        row = ManualService(key, self._next_revision(), frontend)
         self._services.put(row)
         return row
 
-    def _next(self) -> int:
-        self._turn += 1
-        return self._turn
+    def _next_revision(self) -> int:
+        self._revision += 1
+        return self._revision
 
     def check_followed(self) -> None:
         """Raise Refusal without a source of objects, as the maps are not written then."""
-        if not self._followed:
+        if not self._maps_written:
             raise Refusal(
                 501,
                 "services of an earlier agent stay as they are, and none can be added through the API: no"
@@ -213,7 +214,7 @@ class ManualServices:
 
 
 def _is_served(served: Frontend, wanted: Frontend) -> bool:
-    """Whether the frontend is served, ignoring backends' states, which are set separately."""
+    """Whether the frontend is in the maps, ignoring backends' states, which are set separately."""
     have, want = ({one.address for one in each.backends} for each in (served, wanted))
     bare = [msgspec.structs.replace(each, backends=()) for each in (served, wanted)]
     return have == want and bare[0] == bare[1]
@@ -250,7 +251,7 @@ def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) 
 
     Raises Refusal for an invalid transition of states.
     """
-    asked = {address for one in backends for address in _of_each_protocol(one.address)}
+    asked = {address for one in backends for address in _all_protocols(one.address)}
     now = {
         each.address: each.state
         for one in _serving(asked, served)
@@ -260,29 +261,29 @@ def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) 
     known = [
         msgspec.structs.replace(one, address=address)
         for one in backends
-        for address in _of_each_protocol(one.address)
+        for address in _all_protocols(one.address)
         if address in now
     ]
-    invalid = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
+    invalid = [one for one in known if one.state not in _TRANSITIONS[now[one.address]]]
     if invalid:
-        raise Refusal(501, "\n".join(_cannot(one, now[one.address]) for one in invalid))
+        raise Refusal(501, "\n".join(_invalid_transition(one, now[one.address]) for one in invalid))
     return known
 
 
-def _of_each_protocol(address: ServiceAddress) -> Iterable[ServiceAddress]:
-    """The address; without a protocol, the addresses of every protocol."""
+def _all_protocols(address: ServiceAddress) -> Iterable[ServiceAddress]:
+    """Return the address; if it has no protocol, its addresses for every protocol."""
     if address.protocol != ANY_PROTOCOL:
         return (address,)
     return [ServiceAddress(address.ip, address.port, protocol) for protocol in PROTOCOLS.values()]
 
 
 def _serving(addresses: Collection[bytes], served: Iterable[ServedFrontend]) -> Iterator[ServedFrontend]:
-    """Frontends with a backend of these addresses."""
+    """Return the frontends with any of these backends."""
     wanted = frozenset(addresses)
     return (one for one in served if not wanted.isdisjoint(addresses_of(one.shown.backends)))
 
 
-def _cannot(backend: Backend, state: BackendState) -> str:
+def _invalid_transition(backend: Backend, state: BackendState) -> str:
     wanted = backend.state.name.lower()
     name = f"[{backend.address},State:{wanted}]"
     return f"invalid state transition for backend[{name}] ({state.name.lower()}) -> ({wanted})"

@@ -1,6 +1,7 @@
-"""Numbers of frontends and backends: a freed number is reused only after all others have been used.
+"""Allocates service and backend IDs, and counts the users of backends.
 
-Otherwise, connections that remember a number would reach its new owner.
+``LoadBalancer`` uses one allocator per kind of ID. A released ID is reused only after all others: conntrack
+entries may still contain it, and would send their connections to its new owner.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Name = TypeVar("Name")
 
 
 class IdsExhaustedError(Exception):
-    """Every number is in use."""
+    """Every ID is in use."""
 
 
 class IdAllocator(Generic[Name]):
-    """Allocates numbers from 1 to ``last``: the next free one after the last allocation, wrapping."""
+    """Allocates IDs from 1 to ``last``: the next free one after the last allocation, wrapping around."""
 
     def __init__(self, last: int) -> None:
         self._last = last
@@ -34,7 +35,7 @@ class IdAllocator(Generic[Name]):
         return len(self._names)
 
     def allocate(self, name: Name) -> int:
-        """Return a number for a name. Raises IdsExhaustedError."""
+        """Return a new ID for a name. Raises IdsExhaustedError."""
         if len(self._names) >= self._last:
             raise IdsExhaustedError(f"all {self._last} numbers are in use")
         number = self._next
@@ -45,7 +46,7 @@ class IdAllocator(Generic[Name]):
         return number
 
     def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
-        """Allocate a number for each name, in this order, or for none. Raises IdsExhaustedError."""
+        """Allocate an ID for each name, in this order, or none. Raises IdsExhaustedError."""
         numbers = range(self._next, self._next + len(names))
         if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
             self._names.update(zip(numbers, names, strict=True))
@@ -56,7 +57,7 @@ class IdAllocator(Generic[Name]):
         return [self.allocate(name) for name in names]
 
     def restore(self, number: int, name: Name) -> bool:
-        """Allocate this number; False if another name has it. Later allocations continue after it."""
+        """Allocate this ID; False if another name has it. Later allocations continue after it."""
         if self._names.setdefault(number, name) != name:
             return False
         if number >= self._next:
@@ -64,7 +65,7 @@ class IdAllocator(Generic[Name]):
         return True
 
     def release(self, number: int) -> Name | None:
-        """Free a number. Returns its name; None if it was free."""
+        """Free an ID and return its name; None if it was free."""
         return self._names.pop(number, None)
 
     def _after(self, number: int) -> int:
@@ -75,10 +76,10 @@ LAST_BACKEND_ID: Final = (1 << 32) - 1
 
 
 class NumberedBackends:
-    """The backends in the maps, present or planned, and their numbers, by the bytes of addresses.
+    """The IDs, states and use counts of the backends in the maps, by the bytes of addresses.
 
-    There are ten times as many as frontends, and nearly all are active, without a zone, and in use by one
-    frontend. So only deviations from that are stored, and many backends are numbered in one pass.
+    There are ten times as many backends as frontends, and nearly all are active, without a zone, and used by
+    one frontend. Only deviations from that are stored, and many backends are added in one pass.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class NumberedBackends:
         """Numbers with entries that may be missing or outdated in the maps; all others are up to date."""
 
     def restore(self, number: int, address: ServiceAddress, state: BackendState, zone: int) -> bool:
-        """Add an unused backend from the maps; False if it already has another number."""
+        """Add an unused backend from the maps; False if it already has another ID."""
         self._allocator.restore(number, address)
         if self.numbers.setdefault(address, number) != number:
             return False
@@ -107,9 +108,9 @@ class NumberedBackends:
         return True
 
     def add(self, addresses: Sequence[bytes]) -> Sequence[int]:
-        """Number new backends, active and in use by one frontend.
+        """Allocate IDs for new backends: active, and used by one frontend.
 
-        Raises IdsExhaustedError; then none is added.
+        Raises IdsExhaustedError without adding any.
         """
         numbers = self._allocator.allocate_all(addresses)
         self.numbers.update(zip(addresses, numbers, strict=True))
@@ -117,7 +118,7 @@ class NumberedBackends:
         return numbers
 
     def set_state(self, address: bytes, state: BackendState) -> None:
-        """Set the desired state of the backend's entry."""
+        """Set the desired state of a backend's entry."""
         if self._states.get(address, BackendState.ACTIVE) is state:
             return
         if state is BackendState.ACTIVE:
@@ -127,7 +128,7 @@ class NumberedBackends:
         self.unwritten.add(self.numbers[address])
 
     def entries(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """The map entries of these backends: keys and values."""
+        """Return the keys and values of these backends' entries."""
         numbers, states, zones = self.numbers, self._states, self._zones
         if not states and not zones:  # as nearly always
             return zip(*active_entries(addresses, [numbers[one] for one in addresses]), strict=True)
@@ -138,17 +139,17 @@ class NumberedBackends:
         ]
 
     def missing(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """The map entries of those of these backends that are unwritten."""
+        """Return the keys and values of unwritten backends among these."""
         unwritten = self.unwritten
         return self.entries([one for one in addresses if self.numbers[one] in unwritten]) if unwritten else ()
 
     def observe(self, version: int, held: Mapping[bytes, bytes]) -> None:
-        """Compare with the entries in the map of a family; up-to-date entries need no write."""
+        """Compare with a family's map: backends with the desired entry need no write."""
         current = [key for key, value in self._of_family(version) if held.get(key) == value]
         self.unwritten = self.unwritten - {*numbers_of(current)}
 
     def wanted(self, version: int, held: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """The desired entries in the map of a family; for unwritten backends, the present entries."""
+        """Return the desired entries of a family; for unwritten backends, the present ones."""
         entries = dict(self._of_family(version))
         for key in map(backend_number, self.unwritten):
             entries.pop(key, None)
@@ -160,7 +161,7 @@ class NumberedBackends:
         return self.entries([one for one in self.numbers if one[0] == version])
 
     def use(self, addresses: Iterable[bytes]) -> None:
-        """Count one more user of each backend."""
+        """Increment the use count of each backend."""
         unused, more = self._unused, self._more_users
         for address in addresses:
             if address in unused:
@@ -169,7 +170,7 @@ class NumberedBackends:
                 more[address] = more.get(address, 0) + 1
 
     def release(self, addresses: Iterable[bytes]) -> None:
-        """Count one user less of each backend."""
+        """Decrement the use count of each backend."""
         more = self._more_users
         for address in addresses:
             users = more.pop(address, 0)
@@ -179,12 +180,12 @@ class NumberedBackends:
                 self._unused[address] = None
 
     def unused(self) -> Iterator[tuple[ServiceAddress, bytes]]:
-        """Backends without a frontend, with their keys."""
+        """Yield backends without a frontend, with their keys."""
         for address in list(self._unused):
             yield ServiceAddress.read(address), backend_number(self.numbers[address])
 
     def remove(self, number: int) -> None:
-        """Free a number that was removed from the maps; remove its backend if no frontend uses it."""
+        """Free the ID of an entry deleted from the maps; delete its backend if it is unused."""
         address = self._allocator.release(number)
         self.unwritten.discard(number)
         if address in self._unused and self.numbers[address] == number:
@@ -194,6 +195,6 @@ class NumberedBackends:
 
 
 def active_entries(addresses: Sequence[bytes], numbers: Sequence[int]) -> tuple[PackedColumn, PackedColumn]:
-    """Keys and values of active backends of one family, without a zone."""
+    """Return keys and values of active backends of one family, without a zone."""
     keys = PackedColumn(array("I", numbers).tobytes(), map_entries.NUMBER_SIZE)
     return keys, map_entries.active_backends(addresses)

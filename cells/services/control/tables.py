@@ -1,4 +1,9 @@
-"""Tables of the results for services: served frontends, local redirect policies, refused parts, full maps."""
+"""Tables, events and metrics of services: results of ``watch`` and ``target`` for the API and the log.
+
+Tables: ``services`` (frontends in the maps), ``local-redirects``, ``service-conflicts`` and
+``refused-service-addresses``. Kubernetes events, the health of load balancing and metrics are derived from
+them.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +57,17 @@ def local_redirects() -> Table[ServiceName, LocalRedirect]:
     return Table("local-redirects", key=lambda one: one.name)
 
 
-# Frontends in the maps, and services that claim a frontend in vain.
+# Frontends in the maps, and claims on them that are not served.
 
 
 class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     """A row of the table ``services``: a frontend in the maps, with its number."""
 
     id: int
-    """Its reverse NAT index, the service id that Cilium's commands print."""
+    """The service ID, which Cilium's commands print: the index in the reverse NAT maps."""
     frontend: Frontend
     installed: Frontend | None = None
-    """The frontend in the maps, if it differs: backends keep states that are in no source."""
+    """The frontend in the maps, if it differs: restored and manual backend states are in no object."""
 
     @property
     def shown(self) -> Frontend:
@@ -75,7 +80,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return self.frontend.key
 
     def merged(self, row: ServedFrontend) -> ServedFrontend:
-        """The other row, with the backends and source ranges of both, as the maps may have either."""
+        """Return the other row with the backends and source ranges of both: the maps may have either."""
         frontend, old = row.shown, self.shown
         backends = with_missing(frontend.backends, old.backends)
         ranges = tuple(dict.fromkeys((*frontend.source_ranges, *old.source_ranges)))
@@ -85,7 +90,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return ServedFrontend(row.id, row.frontend, both)
 
     def with_unconfirmed(self, frontend: Frontend) -> Frontend:
-        """Add an earlier agent's backends that no source has had since, if the frontend is partial."""
+        """Add restored backends that no source has confirmed yet, if the frontend is partial."""
         if not frontend.partial:
             return frontend
         seen = set(addresses_of(self.frontend.backends)) if self.frontend.service != NAMELESS else set()
@@ -96,7 +101,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(frontend, backends=backends)
 
     def with_states(self, frontend: Frontend) -> Frontend:
-        """Keep the states of inactive backends until their source changes them or they are removed.
+        """Apply the states of this row's inactive backends to another version of the frontend.
 
         Active is the default in sources. Terminating is final; other states are set and reset manually. The
         other frontend may have a protocol where this one has none.
@@ -123,17 +128,17 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlannedFrontend(msgspec.Struct, frozen=True, gc=False):
-    """A frontend in a plan."""
+    """A frontend in a write plan."""
 
     row: ServedFrontend
     """The row of the frontend in the maps after the plan is written."""
     dropped: frozenset[bytes]
-    """Addresses of backends that the plan removes from the frontend."""
+    """Addresses of the backends that the plan removes from the frontend."""
     was_served: bool
 
 
 def range_keys(row: ServedFrontend | None) -> dict[bytes, None]:
-    """The keys of the frontend's source ranges in its family."""
+    """Return the keys of the frontend's source ranges in its family."""
     if row is None:
         return {}
     prefixes = map(ip_network, row.shown.source_ranges)
@@ -148,7 +153,7 @@ def served_frontends() -> Table[FrontendKey, ServedFrontend]:
 
 
 class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
-    """A row of the table ``service-conflicts``: a frontend that several services claim; one is served."""
+    """A row of the table ``service-conflicts``: a frontend that several services claim."""
 
     frontend: FrontendKey
     served: ServiceName
@@ -168,7 +173,7 @@ def refused_addresses() -> Table[tuple[str, str, str], RefusedAddress]:
 def address_events(
     refused: Table[tuple[str, str, str], RefusedAddress], resources: Resources
 ) -> Member[EventSource]:
-    """Events for refused addresses of Services and of pods' host ports."""
+    """Emit events for refused addresses of Services and of pods' host ports."""
 
     def drafts(row: RefusedAddress) -> Iterator[EventDraft]:
         kind: Kind[Any] = PODS if row.part == HOST_IP else SERVICES
@@ -182,7 +187,7 @@ def address_events(
 
 
 def service_events(options: LoadBalancerOptions, resources: Resources) -> Member[EventSource]:
-    """Events for parts and annotations of a Service that are not served."""
+    """Emit events for fields and annotations of a Service without effect."""
 
     def drafts(row: Service) -> Iterator[EventDraft]:
         if not served_by(row.labels, options.k8s_service_proxy_name):
@@ -197,7 +202,7 @@ def service_events(options: LoadBalancerOptions, resources: Resources) -> Member
 
 
 def backend_events(resources: Resources) -> Member[EventSource]:
-    """Events for refused endpoint addresses, about the Service."""
+    """Emit events for refused addresses of endpoints, on the Service."""
 
     def drafts(row: EndpointSlice) -> Iterator[EventDraft]:
         refused = refused_backends(row) if row.service else []
@@ -217,7 +222,7 @@ def backend_events(resources: Resources) -> Member[EventSource]:
 
 
 def redirect_events(redirects: Table[ServiceName, LocalRedirect]) -> Member[EventSource]:
-    """Events for refused local redirect policies."""
+    """Emit events for refused local redirect policies."""
 
     def drafts(row: LocalRedirect) -> Iterator[EventDraft]:
         if row.error:
@@ -235,7 +240,7 @@ class MapFullError(HiveError):
 
 
 class Shortage:
-    """The frontends for which a map was full at the last attempt."""
+    """The frontends that did not fit into a map at the last attempt."""
 
     def __init__(self) -> None:
         self._missing: dict[FrontendKey, str] = {}
@@ -253,7 +258,7 @@ class Shortage:
                 self._missing.pop(key, None)
 
     def state(self) -> tuple[State, str]:
-        """Warning while a frontend is missing: served ones continue, and a restart would not help."""
+        """Return Warning while a frontend does not fit: others are served, and a restart would not help."""
         if not self._missing:
             return "Ok", ""
         count = len(self._missing)
@@ -265,12 +270,12 @@ class Shortage:
 
 
 def dependency(shortage: Shortage) -> Member[Dependency]:
-    """The health of load balancing, for the agent's status."""
+    """Report the health of load balancing in the agent's status."""
     return Dependency("Load balancing", shortage.state)
 
 
 def metrics(shortage: Shortage) -> Member[Collector]:
-    """The number of frontends that are missing for lack of room."""
+    """Count the frontends that do not fit into the maps."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Frontends that are not served as they should be, as a map is full."
@@ -280,7 +285,7 @@ def metrics(shortage: Shortage) -> Member[Collector]:
 
 
 class ServiceReports(msgspec.Struct, frozen=True):
-    """The tables of refused requests; None for disabled features."""
+    """The tables of refused and conflicting requests; None for disabled features."""
 
     conflicts: Table[FrontendKey, ServiceConflict] | None = None
     refused: Table[tuple[str, str, str], RefusedAddress] | None = None
@@ -288,15 +293,15 @@ class ServiceReports(msgspec.Struct, frozen=True):
 
 
 class IngestedObjects(Counter[tuple[str, str]]):
-    """Counts objects that begin or cease to use a feature, by its name and the action: add, delete."""
+    """Counts objects that start or stop using a feature, by feature and action (add, delete)."""
 
     def note(self, name: str, before: bool, after: bool) -> None:
-        """Count an object by whether it used the feature before, and uses it now."""
+        """Count a change of an object, by whether it used the feature before and uses it now."""
         if before != after:
             self[name, "add" if after else "delete"] += 1
 
     def note_service(self, old: Service | None, row: Service | None) -> None:
-        """Count a service by whether its internal traffic policy was, and is, Local."""
+        """Count a change of a service's internalTrafficPolicy to or from Local."""
         before, after = (one is not None and one.spec.internal_traffic_policy == LOCAL for one in (old, row))
         self.note("internal_traffic_policy_services", before, after)
 
@@ -319,10 +324,10 @@ class _ServiceChange:
 
 
 class ImplementationDelays:
-    """Measures the time from a change of a service or of its slices until its frontends are in the maps.
+    """Measures the time from a change of a service or its slices until the maps are written.
 
-    Frontends change in ``with`` blocks without an await. Changes that change no frontend are not measured,
-    nor are those that a later change replaces.
+    Frontends change in ``with`` blocks without an await. Changes without an effect on frontends are not
+    measured, nor those that a later change replaces.
     """
 
     def __init__(
@@ -334,11 +339,11 @@ class ImplementationDelays:
         self._index = frontends.by(CLAIMANT)
         self._served = served
         self._expected: dict[ServiceName, tuple[str, float, dict[FrontendKey, Frontend]]] = {}
-        """Action, begin and frontends of services that are being changed."""
+        """Action, start time and previous frontends of services that are changing."""
         self._due: dict[FrontendKey, _ServiceChange] = {}
 
     def expect(self, changes: Iterable[object]) -> None:
-        """Note changes of objects before they change frontends, in a ``with`` block."""
+        """Record changes of objects before they are applied, in a ``with`` block."""
         for name, action in filter(None, map(_changed_service, changes)):
             if name not in self._expected:
                 began, before = time.perf_counter(), self._rows(name)
@@ -350,7 +355,7 @@ class ImplementationDelays:
         self._expected.clear()
 
     def __exit__(self, *_: object) -> None:
-        """Measure the changes that were expected, and that have changed frontends."""
+        """Start measuring the expected changes that changed frontends."""
         for name, (action, began, before) in self._expected.items():
             now = self._rows(name)
             keys = {key for key in before.keys() | now.keys() if before.get(key) is not now.get(key)}
@@ -359,7 +364,7 @@ class ImplementationDelays:
 
     @property
     def pending(self) -> int:
-        """Number of changed frontends that are not in the maps."""
+        """The number of changed frontends that are not in the maps."""
         return len(self._due)
 
     def _rows(self, name: ServiceName) -> dict[FrontendKey, Frontend]:
@@ -377,7 +382,7 @@ class ImplementationDelays:
         return served is None if row is None else served is not None and served.frontend is row
 
     def written(self, keys: Iterable[FrontendKey]) -> None:
-        """Note that the present rows of these frontends, or their absence, are in the maps."""
+        """Record that the current rows of these frontends, or their absence, are in the maps."""
         if not self._due:
             return
         for key in keys:
@@ -391,7 +396,7 @@ class ImplementationDelays:
 
 
 def _changed_service(change: object) -> tuple[ServiceName, str] | None:
-    """The service that a change of an object concerns, and Cilium's name of the action."""
+    """Return the service of a changed object, and Cilium's name of the action."""
     if not isinstance(change, Change):
         return None
     one = change.row if change.row is not None else change.old
@@ -404,7 +409,7 @@ def _changed_service(change: object) -> tuple[ServiceName, str] | None:
 
 
 def delay_metrics(delays: ImplementationDelays) -> Member[Collector]:
-    """How long changes of services took."""
+    """Export how long changes of services took."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = (

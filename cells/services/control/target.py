@@ -1,4 +1,8 @@
-"""Writes frontends to the load-balancing maps, and repairs the maps."""
+"""Writes frontends to the maps ``cilium_lb*`` and repairs the maps: the target of the services reconciler.
+
+Frontends come in from the table ``frontends``; ``LoadBalancer`` plans the writes; ``ServicesTarget`` executes
+them and puts a row in the table ``services`` for each frontend in the maps.
+"""
 
 from __future__ import annotations
 
@@ -47,30 +51,30 @@ class ServiceMaps(Protocol):
     """The load-balancing maps. All methods raise OSError; a write to a full map raises MapFullError."""
 
     async def dump(self) -> Entries:
-        """Every entry of every map; TABLE in place of look-up tables."""
+        """Return every entry of every map, with TABLE as the value of Maglev tables."""
         ...
 
     def write(self, batch: Batch) -> None:
         """Set or delete entries of one map; deleting a missing entry is a no-op.
 
-        If it raises, some entries may have been written.
+        After an error, some of the entries may have been written.
         """
         ...
 
     async def write_tables(self, batch: Batch) -> None:
-        """Write look-up tables, for which the kernel waits."""
+        """Write Maglev tables; the kernel waits for an RCU grace period."""
         ...
 
 
 class KernelServices:
-    """The maps in the kernel."""
+    """The load-balancing maps in the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, options: LoadBalancerOptions) -> ServiceMaps:
-        """The maps that services need with these options."""
+        """Select the maps that these options need."""
         maps.use("services4", "services6", "backends4", "backends6", "reverse_nat4", "reverse_nat6")
         maps.use("source_range4", "source_range6")
         if options.enable_session_affinity:
@@ -80,7 +84,7 @@ class KernelServices:
         return KernelServices(maps)
 
     async def dump(self) -> Entries:
-        """Read in a thread through its own descriptors, as the event loop may use the others meanwhile."""
+        """Read the maps in a thread, through separate descriptors: the event loop may use the others."""
         return await to_thread.run_sync(self._dump)
 
     def _dump(self) -> Entries:
@@ -94,7 +98,7 @@ class KernelServices:
         return {name: entries for name, entries in found.items() if entries}
 
     async def write_tables(self, batch: Batch) -> None:
-        """Write in a thread, in one batch, so that the kernel waits once for all new tables."""
+        """Write Maglev tables in a thread, in one batch, so that the kernel waits only once."""
         await to_thread.run_sync(self._write_tables, batch)
 
     def _write_tables(self, batch: Batch) -> None:
@@ -111,7 +115,7 @@ class KernelServices:
                     numbers = created.enter_context(create_map(inner))
                     numbers.update(bytes(4), value)
                     entries.append((where.key, struct.pack("<I", numbers.fd)))
-                with _full(table):
+                with _map_full_errors(table):
                     table.update_batch(entries)
 
     def write(self, batch: Batch) -> None:
@@ -120,7 +124,7 @@ class KernelServices:
         if batch.values is None:
             self._remove(table, batch.keys)
             return
-        with _full(table):
+        with _map_full_errors(table):
             if len(batch.keys) == 1:
                 table.update(batch.keys[0], batch.values[0])
             else:
@@ -151,8 +155,8 @@ class KernelServices:
 
 
 @contextmanager
-def _full(table: Map) -> Iterator[None]:
-    """Raise MapFullError with advice if the map is full."""
+def _map_full_errors(table: Map) -> Iterator[None]:
+    """Raise MapFullError with advice if a write fails because the map is full."""
     try:
         yield
     except BpfError as error:
@@ -162,17 +166,17 @@ def _full(table: Map) -> Iterator[None]:
 
 
 MOST_BACKENDS: Final = 65535
-"""The limit for a frontend: its slot 0 counts backends in 16 bits."""
+"""Most backends of a frontend: slot 0 counts them in 16 bits."""
 _SLOTS: Final = frozenset(SERVICES.values())
 _CHUNK: Final = 256
-"""Frontends between two yields to the event loop."""
+"""Frontends per plan at start-up, and between two checkpoints."""
 
 
 class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
-    """Writes frontends that differ from the maps; the only writer of ``services``.
+    """Writes changed frontends to the maps; the only writer of the table ``services``.
 
-    The first observation takes over an earlier agent's entries and applies the differences: it runs only once
-    the table is complete. After a failure it starts from the beginning.
+    The first observation restores an earlier agent's entries and writes the differences; it must run only
+    once the table is complete. After an error it starts again from the beginning.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._taken_over = False
 
     async def observe(self) -> Mapping[FrontendKey, Frontend]:
-        """The frontends with correct entries in the maps. Reverts changes by other programs."""
+        """Return the frontends with correct entries in the maps, after reverting foreign changes."""
         held = await self._maps.dump()
         if self._taken_over:
             await self._repair(held)
@@ -211,7 +215,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._report(batch, await self._put(batch.values()) | await self._collect(batch))
 
     async def drop(self, batch: Collection[FrontendKey]) -> None:
-        """Remove frontends. Raises BatchError."""
+        """Delete frontends. Raises BatchError."""
         failures = await self._drop(batch) | await self._collect(batch)
         self._report(batch, failures)
 
@@ -223,23 +227,23 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
             raise BatchError(failures)
 
     async def _take_over(self, held: Entries) -> None:
-        """Continue from the entries of the maps; unchanged ones are not written."""
+        """Restore the entries of an earlier agent, and write only the differences."""
         if error := await self._write(self._balancer.restore(held)):
             raise error
         keys = self._table.keys()
         unserved = {*self._balancer.unsettled, *self._served.keys()} - {*keys}
-        wanted = {key.of_any_protocol for key in keys}
+        wanted = {key.of_any_protocol for key in keys} if unserved else set()
         replaced = {key for key in unserved if key.of_any_protocol in wanted}
         await self._drop(unserved - replaced)  # drop() retries failed ones
         frontends = self._table.all()
         for first in range(0, len(frontends), _CHUNK):
             chunk = frontends[first : first + _CHUNK]
             self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() retries them
-            # until now packets find the frontends of an agent that distinguished protocols where this one
-            # does not, or the reverse
-            written = {one.key.of_any_protocol for one in chunk}
-            await self._drop(dropped := {key for key in replaced if key.of_any_protocol in written})
-            replaced -= dropped
+            if replaced:
+                # From an agent with the other bpf-lb-proto-diff: they serve until the chunk is written.
+                written = {one.key.of_any_protocol for one in chunk}
+                await self._drop(dropped := {key for key in replaced if key.of_any_protocol in written})
+                replaced -= dropped
             if first + _CHUNK < len(frontends):
                 await anyio.lowlevel.checkpoint()
         await self._collect(())
@@ -248,7 +252,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
             self._initial.done()
 
     async def _put(self, frontends: Collection[Frontend]) -> dict[FrontendKey, Exception]:
-        """Serve frontends; returns the errors. If not all fit, serve as many as fit, and undo the others."""
+        """Write frontends and return the errors; if the maps are too small, write as many as fit."""
         failures: dict[FrontendKey, Exception] = {}
         plan, planned = self._plan(frontends, failures)
         if await self._write(plan) is None:
@@ -297,7 +301,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                 rows.put(one.row)
 
     async def _drop(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
-        """Remove frontends; returns the errors."""
+        """Delete frontends; return the errors."""
         plan = WritePlan()
         for key in keys:
             self._balancer.drop(key, plan)
@@ -318,24 +322,24 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return await self._write(plan, singly=True)
 
     async def _undo(self, key: FrontendKey) -> None:
-        """Remove the entries of a frontend that is not served, as others may need the room."""
+        """Delete the entries of a frontend that did not fit: they take space from others."""
         if await self._remove(key) is None:
             self._balancer.removed(key)
 
     async def _collect(self, tried: Iterable[FrontendKey]) -> dict[FrontendKey, Exception]:
-        """Remove unused backends; if this fails, return the error for all tried frontends."""
+        """Delete unused backends; return an error, if any, for each of the ``tried`` frontends."""
         error = await self._write(self._balancer.collect())
         return dict.fromkeys(tried, error) if error is not None else {}
 
     async def _write(self, plan: WritePlan, *, singly: bool = False) -> Exception | None:
-        """Write a plan up to a failure, and return the error.
+        """Write a plan up to the first error, which is returned.
 
-        Slots of new frontends are recorded only then.
+        Batches of new slots are recorded only after an error: otherwise ``settle`` makes the rows imply them.
         """
         slots: list[Batch] = []
         try:
             for step in plan.batches():
-                for batch in _entries(step) if singly else (step,):
+                for batch in _single_entries(step) if singly else (step,):
                     try:
                         if batch.map in LOOK_UP_TABLES:
                             await self._maps.write_tables(batch)
@@ -355,11 +359,11 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return None
 
     async def _repair(self, held: Entries) -> None:
-        """Revert changes by other programs: first entries that others refer to; extra entries last."""
+        """Revert foreign changes: set missing entries in order of references, then delete extra ones."""
         self._balancer.resolve_unknown(held)
         missing, extra = _differences(held, await self._wanted(held))
-        in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
-        for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
+        in_order = (*sorted(missing, key=_write_order), *sorted(extra, key=_write_order, reverse=True))
+        for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _write_order(each))):
             if name in LOOK_UP_TABLES:
                 for batch in batched(self._with_tables(list(group))):
                     await self._maps.write_tables(batch)
@@ -368,7 +372,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                     self._maps.write(batch)
 
     async def _wanted(self, held: Entries) -> Entries:
-        """All desired entries."""
+        """Return all desired entries."""
         balancer = self._balancer
         found = balancer.wanted(held)
         slots: Entries = {name: {**found.get(name, {})} for name in SERVICES.values()}
@@ -381,20 +385,20 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return found | slots
 
     def _with_tables(self, writes: Sequence[MapWrite]) -> Iterator[MapWrite]:
-        """Replace TABLE by the look-up tables."""
+        """Yield the writes with Maglev tables in place of TABLE."""
         tables = self._balancer.look_up_tables({one.where for one in writes if one.value is not None})
         for where, value in writes:
             yield MapWrite(where, tables.get(where) if value is not None else None)
 
 
-def _entries(batch: Batch) -> Iterator[Batch]:
+def _single_entries(batch: Batch) -> Iterator[Batch]:
     """Split a batch into batches of one entry."""
     for (name, key), value in batch.writes():
         yield Batch(name, (key,), (value,) if value is not None else None)
 
 
 def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[MapWrite]]:
-    """Missing or different entries, and extra entries."""
+    """Compare maps; return missing or different entries, and extra ones."""
     missing, extra = [], []
     for name in {*held, *wanted}:
         present, desired = held.get(name, {}), wanted.get(name, {})
@@ -410,8 +414,8 @@ def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[M
     return missing, extra
 
 
-def _rank(write: MapWrite) -> tuple[bool, bool, str]:
-    """Backends and translations come before frontends, and a frontend's slots before its slot 0."""
+def _write_order(write: MapWrite) -> tuple[bool, bool, str]:
+    """Return a sort key: backends and reverse NAT before services, slots before slot 0."""
     is_frontend = "_services_" in write.where.map
     slot = write.where.key[-6:-4] if is_frontend else b""
     return is_frontend, slot == b"\0\0", write.where.map

@@ -1,6 +1,8 @@
-"""Services, EndpointSlices, host ports of pods and this node to frontends.
+"""Computes the table ``frontends`` from Kubernetes objects, remote services and this node's addresses.
 
-Controller: tables of objects and the addresses for node ports in, the table ``frontends`` out.
+``ServiceWatch`` applies initial rows and changes of the tables in ``WatchedObjects`` to a ``ServiceCatalog``,
+which computes frontends; and it reports refused and conflicting requests to log and tables. The ``services``
+reconciler reads the result.
 """
 
 from __future__ import annotations
@@ -66,22 +68,22 @@ Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
 
 
 STEP = 8
-"""Rows between two checks of the clock: each takes from some microseconds to 0.1 ms."""
+"""Rows between two checks of the clock: a row needs some microseconds to 0.1 ms."""
 
 
-class _Follow(msgspec.Struct, frozen=True):
-    """A table that frontends depend on: processes its initial rows, then its changes."""
+class _TableFeed(msgspec.Struct, frozen=True):
+    """Applies a table to the catalog: ``first`` its initial rows, ``follow`` its changes."""
 
     first: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
     follow: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
 
 
-def _order(ip: IPAddress) -> tuple[int, int]:
+def _address_order(ip: IPAddress) -> tuple[int, int]:
     return ip.version, int(ip)
 
 
 class WatchedObjects(NamedTuple):
-    """The tables that frontends depend on; None for disabled features."""
+    """The tables from which frontends are computed; None for disabled features."""
 
     services: ReadTable[tuple[str, str], Service]
     slices: ReadTable[tuple[str, str], EndpointSlice]
@@ -92,15 +94,15 @@ class WatchedObjects(NamedTuple):
     manual: ReadTable[FrontendKey, ManualService] | None = None
     states: ReadTable[ServiceAddress, ManualState] | None = None
     devices: ReadTable[int, Device] | None = None
-    """The node's devices: host ports may use their addresses."""
+    """The node's devices: host ports are served only at their addresses."""
     cluster: ReadTable[str, ClusterNode] | None = None
-    """The nodes of the cluster. The first frontends do not wait for it: reading nodes may need services."""
+    """The cluster's nodes. Initial frontends do not wait for it: listing nodes may need services."""
     remote: ReadTable[RemoteServiceKey, RemoteService] | None = None
-    """Services of remote clusters. The first frontends do not wait for it."""
+    """Services of remote clusters. Initial frontends do not wait for it."""
 
 
 class ServiceWatch:
-    """Maintains the frontends, and initializes their table once all objects are listed."""
+    """Maintains the table ``frontends``, and initializes it once all objects are listed."""
 
     def __init__(
         self,
@@ -114,27 +116,27 @@ class ServiceWatch:
     ) -> None:
         self._reports, self._delays = reports, delays
         table = reports.refused
-        self._refusals_known = table.initializer("addresses of services") if table is not None else None
-        self._contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
-        self._reserved: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
+        self._refused_initializer = table.initializer("addresses of services") if table is not None else None
+        self._conflicts: dict[FrontendKey, tuple[ServiceName, ...]] = {}
+        self._refused_addresses: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
         self._log = log
         self._node_name = node_name
         self._node = ServingNode("")
         self._objects = objects
         self._frontends = frontends
         self._options = options
-        self._refused: dict[ServiceName, LocalRedirect] = {}
+        self._invalid_redirects: dict[ServiceName, LocalRedirect] = {}
         self._refused_redirects: dict[ServiceName, str] = {}
         self._refused_backends: dict[ServiceName, tuple[RefusedBackend, ...]] = {}
-        self._first = frontends.initializer("services and their slices")
+        self._initializer = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
-        """Counts of ``add``, ``update`` and ``delete`` of services."""
+        """Counts of added, updated and deleted services, by ``add``, ``update`` and ``delete``."""
         self.terminating = 0
-        """Addresses of terminating endpoints, in all versions of slices."""
+        """Count of terminating addresses in all received versions of slices."""
         self.ingested = IngestedObjects()
 
     async def run(self) -> None:
-        """Follow the objects until cancelled. A restart after an error begins anew."""
+        """Watch the objects until cancelled. After an error, a restart computes all frontends again."""
         objects = self._objects
         self._node = ServingNode(self._node_name())
         again = self._frontends.initialized
@@ -147,17 +149,17 @@ class ServiceWatch:
             if table is not None and table is not objects.cluster and table is not objects.remote:
                 await table.wait_initialized()
         follows = [
-            *self._followed(objects.manual, _override),
-            *self._followed(objects.addresses, self._addresses_changed),
-            *self._followed(objects.nodes, self._node_changed),
-            *self._followed(objects.devices, self._device_changed),
-            *self._followed(objects.cluster, _cluster_node_changed),
-            *self._followed(objects.slices, self._slice_changed),
-            *self._followed(objects.remote, _remote_changed),
-            *self._followed(objects.services, self._service_changed),  # after their slices
-            *self._followed(objects.pods, self._pod_changed),
-            *self._followed(objects.redirects, self._redirect_changed),
-            *self._followed(objects.states, _override_state),
+            *self._feeds_of(objects.manual, _override),
+            *self._feeds_of(objects.addresses, self._addresses_changed),
+            *self._feeds_of(objects.nodes, self._node_changed),
+            *self._feeds_of(objects.devices, self._device_changed),
+            *self._feeds_of(objects.cluster, _cluster_node_changed),
+            *self._feeds_of(objects.slices, self._slice_changed),
+            *self._feeds_of(objects.remote, _remote_changed),
+            *self._feeds_of(objects.services, self._service_changed),  # after their slices
+            *self._feeds_of(objects.pods, self._pod_changed),
+            *self._feeds_of(objects.redirects, self._redirect_changed),
+            *self._feeds_of(objects.states, _override_state),
         ]
         with catalog.changes as changes:
             changes.clear()
@@ -166,22 +168,22 @@ class ServiceWatch:
         if again:
             catalog.changes.move_to(self._frontends)
         self._report(catalog)
-        self._first.done()
-        if self._refusals_known is not None:
-            self._refusals_known.done()
+        self._initializer.done()
+        if self._refused_initializer is not None:
+            self._refused_initializer.done()
         async with anyio.create_task_group() as group:
             for feed in follows:
                 group.start_soon(feed.follow, catalog)
             if objects.remote is not None and not catalog.remote_known:
-                group.start_soon(self._complete, catalog, objects.remote)
+                group.start_soon(self._remove_unconfirmed, catalog, objects.remote)
 
-    async def _complete(self, catalog: ServiceCatalog, remote: ReadTable[Any, Any]) -> None:
-        """Once remote clusters are listed, remove an earlier agent's backends that none of them has."""
+    async def _remove_unconfirmed(self, catalog: ServiceCatalog, remote: ReadTable[Any, Any]) -> None:
+        """Once remote clusters are listed, remove restored backends that none of them has."""
         await remote.wait_initialized()
         await _in_slices(catalog, ServiceCatalog.remote_changed, catalog.remote_listed())
         self._report(catalog)
 
-    def _followed(self, table: ReadTable[Any, Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
+    def _feeds_of(self, table: ReadTable[Any, Row] | None, feed: Feed[Row]) -> Iterable[_TableFeed]:
         if table is None:
             return
         changes = table.changes()
@@ -195,16 +197,16 @@ class ServiceWatch:
                 await _in_slices(catalog, ServiceCatalog.refresh, catalog.take_outdated())
                 self._report(catalog)
 
-        yield _Follow(first, follow)
+        yield _TableFeed(first, follow)
 
     def _addresses_changed(self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]) -> None:
-        """Read all addresses, whichever changed."""
+        """Apply all node port addresses, whichever changed."""
         table = self._objects.addresses
         rows = table.all() if table is not None else []
-        self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
+        self._update_node(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_address_order)))
 
     def _device_changed(self, catalog: ServiceCatalog, change: Change[int, Device]) -> None:
-        """Read the addresses of all devices, if a device's addresses changed."""
+        """Apply the addresses of all devices, if a device's addresses changed."""
         table = self._objects.devices
         if table is None or _addresses(change.old) == _addresses(change.row):
             return
@@ -223,7 +225,7 @@ class ServiceWatch:
         catalog.upsert_service(row)
 
     def _slice_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]) -> None:
-        """Update the old and the new service of a slice, as its label may change."""
+        """Update the old and the new service of a slice: its service label may change."""
         old, row = change.old, change.row
         if old is not None and (row is None or row.service != old.service):
             catalog.slices_changed(ServiceName(old.namespace, old.service))
@@ -252,7 +254,7 @@ class ServiceWatch:
             )  # fmt: skip
 
     def _report_backends(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
-        """Log invalid endpoint addresses, once until they change."""
+        """Log invalid addresses of endpoints, once per change."""
         refused = refused_backends(row)
         if not refused or self._log is None or (old is not None and refused_backends(old) == refused):
             return
@@ -263,7 +265,7 @@ class ServiceWatch:
         )  # fmt: skip
 
     def _report_faults(self, old: Service | None, row: Service) -> None:
-        """Log the parts of a service that are not served, once until they change."""
+        """Log annotations and fields of a service without effect, once per change."""
         log = self._log
         if log is None or not served_by(row.labels, self._options.k8s_service_proxy_name):
             return
@@ -292,19 +294,19 @@ class ServiceWatch:
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[tuple[str, str], CiliumLocalRedirectPolicy]
     ) -> None:
-        """A refused policy redirects nothing; its row has the reason."""
+        """Apply a policy; a refused one redirects nothing, and its row has the error."""
         row = change.row
         known = row or change.old
         if known is None:
             return
         name = ServiceName(known.namespace, known.name)
-        self._refused.pop(name, None)
+        self._invalid_redirects.pop(name, None)
         before = name in catalog.redirects
         if row is not None:
             try:
                 redirect = read_redirect(row)
             except ValueError as error:
-                self._refused[name] = LocalRedirect(name, row.metadata.uid, error=str(error))
+                self._invalid_redirects[name] = LocalRedirect(name, row.metadata.uid, error=str(error))
                 if self._log is not None:
                     self._log.warning("local redirect policy refused", policy=str(name), error=str(error))
             else:
@@ -316,7 +318,7 @@ class ServiceWatch:
         self.ingested.note("local_redirect_policies", before, after=False)
 
     def _report_unpaired(self, name: ServiceName, redirect: RedirectPolicy) -> None:
-        """Log the ports of a policy that it does not redirect, when the policy is read."""
+        """Log the ports that a policy does not redirect, as they match no backend port."""
         ports = ", ".join(f"{each.name} ({each.port})" for each in redirect.unpaired)
         if ports and self._log is not None:
             self._log.warning(
@@ -326,14 +328,14 @@ class ServiceWatch:
             )  # fmt: skip
 
     def _report(self, catalog: ServiceCatalog) -> None:
-        """Report all refused requests."""
+        """Publish refused and conflicting requests."""
         self._publish_redirects(catalog)
         self._report_conflicts(catalog)
         self._report_refused(catalog)
         self._report_remote(catalog)
 
     def _report_remote(self, catalog: ServiceCatalog) -> None:
-        """Log refused backends of remote clusters, once until they change."""
+        """Log refused backends of remote clusters, once per change."""
         before, now = self._refused_backends, dict(catalog.refused_backends)
         if now == before:
             return
@@ -347,11 +349,11 @@ class ServiceWatch:
             )  # fmt: skip
 
     def _report_refused(self, catalog: ServiceCatalog) -> None:
-        """Write refused addresses to the table, and log each once."""
-        before, now = self._reserved, dict(catalog.refused)
+        """Put refused addresses in the table, and log new ones."""
+        before, now = self._refused_addresses, dict(catalog.refused)
         if now == before:
             return
-        self._reserved = now
+        self._refused_addresses = now
         if self._reports.refused is not None:
             with self._reports.refused.txn() as rows:
                 rows.replace_all(one for several in now.values() for one in several)
@@ -373,14 +375,14 @@ class ServiceWatch:
             return
         rows_now = [_local_redirect(catalog, redirect) for redirect in catalog.redirects.values()]
         with self._reports.redirects.txn() as rows:
-            rows.replace_all([*rows_now, *self._refused.values()])
+            rows.replace_all([*rows_now, *self._invalid_redirects.values()])
 
     def _report_conflicts(self, catalog: ServiceCatalog) -> None:
-        """Write frontends with several claims to the table, and log each once."""
-        before, now = self._contested, dict(catalog.contested)
+        """Put frontends with several claims in the table, and log new conflicts."""
+        before, now = self._conflicts, dict(catalog.contested)
         if now == before:
             return
-        self._contested = now
+        self._conflicts = now
         if self._reports.conflicts is not None:
             with self._reports.conflicts.txn() as rows:
                 rows.replace_all(ServiceConflict(key, one, tuple(rest)) for key, (one, *rest) in now.items())
@@ -400,14 +402,14 @@ class ServiceWatch:
                 service=str(name), served=str(served), addresses=", ".join(addresses), reason=reason,
             )  # fmt: skip
 
-    def _move(
+    def _update_node(
         self,
         catalog: ServiceCatalog,
         *,
         labels: Mapping[str, str] | None = None,
         addresses: tuple[IPAddress, ...] | None = None,
     ) -> None:
-        """Apply changed labels or addresses of the node."""
+        """Apply changed labels or node port addresses of this node."""
         node = self._node
         if labels is not None:
             zone, exposure = labels.get(ZONE_LABEL, ""), labels.get(EXPOSURE_LABEL, "")
@@ -424,7 +426,7 @@ class ServiceWatch:
         row = change.row
         if row is None or row.name != self._node.name:
             return
-        self._move(catalog, labels=row.labels)
+        self._update_node(catalog, labels=row.labels)
 
 
 async def _in_slices(
@@ -433,9 +435,10 @@ async def _in_slices(
     batch: Sequence[Item],
     delays: ImplementationDelays | None = None,
 ) -> None:
-    """Feed a batch in slices of some milliseconds, each one transaction, yielding to the event loop.
+    """Apply a batch in transactions of some milliseconds; the event loop runs in between.
 
-    A row that changes meanwhile comes again in a later batch; other tables are always read as they are now.
+    A row that changes meanwhile is in a later batch again; other tables are always read in their current
+    state.
     """
     fed = 0
     while fed < len(batch):
@@ -455,7 +458,7 @@ async def _in_slices(
 
 
 def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
-    """The addresses that host ports may use: none of the agent's own devices."""
+    """Return the addresses that host ports may use: none of the agent's own devices."""
     if device is None or device.name.startswith(OURS):
         return ()
     return tuple(each.ip for each in device.addresses)
@@ -471,7 +474,7 @@ def _local_redirect(catalog: ServiceCatalog, redirect: RedirectPolicy) -> LocalR
 
 
 def _cluster_node_changed(catalog: ServiceCatalog, change: Change[str, ClusterNode]) -> None:
-    """Reserve a node's addresses and its pods': no service may have them."""
+    """Reserve the addresses of a node and of its pods against services."""
     row = change.row
     found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
     catalog.reserve(f"node {change.key}", found)
@@ -497,7 +500,7 @@ def _override_state(catalog: ServiceCatalog, change: Change[ServiceAddress, Manu
 def _added(
     before: Mapping[ServiceName, Collection[Item]], now: Mapping[ServiceName, Collection[Item]]
 ) -> Iterator[tuple[ServiceName, Item]]:
-    """Yield the values of each key that it did not have before."""
+    """Yield the new values of each key."""
     for key, values in now.items():
         for value in values:
             if value not in before.get(key, ()):

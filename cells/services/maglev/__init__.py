@@ -1,4 +1,7 @@
-"""Maglev consistent hashing in C; the tables equal Cilium's."""
+"""Maglev consistent hashing through a C library; the tables are equal to Cilium's.
+
+``LoadBalancer`` passes backends with their IDs, and writes the table to a frontend's inner map.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def _library() -> ctypes.CDLL:
 
 
 def fill(candidates: Iterable[MaglevBackend], size: int, seed: int) -> bytes:
-    """Return the table: ``size`` numbers of backends, 32 bits each in native byte order.
+    """Return the table: ``size`` backend IDs, 32 bits each in native byte order.
 
     Raises ValueError without candidates, or for an unsupported size.
     """
@@ -69,12 +72,12 @@ def fill(candidates: Iterable[MaglevBackend], size: int, seed: int) -> bytes:
 
 
 def name_of(backend: Backend) -> str:
-    """The name that is hashed for a backend."""
+    """Return the name that is hashed for a backend."""
     return f"[{backend.address},State:{_STATE_NAMES.get(backend.state, backend.state.name.lower())}]"
 
 
 class MaglevTables:
-    """Tables of one size and seed."""
+    """Computes tables of one size and seed."""
 
     def __init__(self, size: int, seed: Seed) -> None:
         self._size = size
@@ -82,7 +85,7 @@ class MaglevTables:
         self._last: tuple[Sequence[Backend], Sequence[int], bytes] = ((), (), b"")
 
     def __call__(self, backends: Sequence[Backend], ids: Mapping[bytes, int]) -> bytes:
-        """Return the table of these backends, by their numbers; the last one, if nothing changed."""
+        """Return the table of these backends, by their IDs; the previous one if nothing changed."""
         last, their_numbers, table = self._last
         numbers = [ids[one] for one in addresses_of(backends)]
         if table and numbers == their_numbers and backends == last:

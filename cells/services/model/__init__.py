@@ -1,6 +1,7 @@
-"""Computes frontends, and their backends, from Kubernetes' services.
+"""``ServiceCatalog``: computes frontends and backends from Services, EndpointSlices, pods and policies.
 
-Values and tables; no cell.
+``ServiceWatch`` applies changed objects; the result is the table ``frontends``, and the addresses, backends
+and policies that are refused. Synchronous; no cell.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ __all__ = ["ServiceCatalog"]
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
-"""The controller that copies slices of other clusters; agents ignore its slices."""
+"""The controller that copies slices of remote clusters; agents ignore these copies."""
 
 _SYSTEM: Final = {
     ServiceName("default", "kubernetes"): "an address of the API server",
@@ -138,13 +139,13 @@ class ServiceCatalog:
         self._redirects_of(name)
 
     def remote_changed(self, name: ServiceName) -> None:
-        """Update a service after a change of its backends in remote clusters."""
+        """Update a global service after a change of its backends in remote clusters."""
         service = self._services.get(name)
         if service is not None and is_global(service):
             self._update(name)
 
     def remote_listed(self) -> Sequence[ServiceName]:
-        """Remote clusters are listed now: returns the services to update."""
+        """Record that remote clusters are listed; return the services to update."""
         self.remote_known = True
         return [name for name, service in self._services.items() if is_global(service)]
 
@@ -166,10 +167,7 @@ class ServiceCatalog:
             self.reserve(f"endpoints of {name}", found)
 
     def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
-        """Replace the reservations of an object.
-
-        Services that request these addresses lose or regain them.
-        """
+        """Replace the reservations of an object, and update services that request these addresses."""
         changed = self._reserved.replace(name, reservations)
         if changed and (self._requesters or self.redirects):  # otherwise no object requests outside addresses
             self._reconsider(changed)
@@ -196,7 +194,7 @@ class ServiceCatalog:
             self._reconsider([ip_address(host[1:]) for host in changed])
 
     def move(self, node: ServingNode) -> None:
-        """Update the node's addresses, zone or exposure. This may make many services outdated."""
+        """Set the node's addresses, zone or exposure, and mark the services that depend on them outdated."""
         before, self._node = self._node, node
         for name, service in self._services.items():
             if may_differ(service, before, node, self._options):
@@ -204,17 +202,17 @@ class ServiceCatalog:
         self._outdated.update(dict.fromkeys(self._pods))
 
     def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
-        """Set the addresses of the node's devices: host ports are served only there, and may be outdated."""
+        """Set the devices' addresses, to which host ports are limited; mark pods outdated."""
         self._own_addresses = addresses
         self._outdated.update(dict.fromkeys(self._pods))
 
     def take_outdated(self) -> Sequence[ServiceName]:
-        """Services and pods that are outdated after a change of the node, for refresh()."""
+        """Return services and pods that are outdated after a change of the node, for refresh()."""
         found, self._outdated = self._outdated, {}
         return list(found)
 
     def refresh(self, name: ServiceName) -> None:
-        """Compute the frontends of a service or pod again."""
+        """Recompute the frontends of a service or pod."""
         if name in self._services:
             self._update(name)
         elif (pod := self._pods.get(name)) is not None:
@@ -231,7 +229,7 @@ class ServiceCatalog:
         self._claims.replace(name, [one for one in found if one.key.address.ip not in foreign])
 
     def upsert_pod(self, pod: Pod) -> None:
-        """Add or update a pod of this node: its host ports, and the policies that redirect to it."""
+        """Add or update a pod of this node: its host ports, and the policies that select it."""
         name = pod_claimant(pod.metadata.namespace, pod.metadata.name)
         self._pods[name] = pod
         self._host_ports(name, pod)
@@ -258,19 +256,19 @@ class ServiceCatalog:
         self._claims.replace(redirect_claimant(name), [])
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
-        """Serve a frontend manually, or not at all if None, until an object changes the same frontend."""
+        """Serve a frontend as set manually (None: not at all), until an object changes the frontend."""
         self._claims.override(key, frontend)
 
     def clear_override(self, key: FrontendKey) -> None:
-        """Serve the frontend by the objects again."""
+        """Serve the frontend of the objects again."""
         self._claims.clear_override(key)
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> None:
-        """Set a backend's state manually, until no frontend has the backend any more."""
+        """Set a backend's state manually; it lasts while any frontend has the backend."""
         self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:
-        """Names of the namespace's pods on this node, by address."""
+        """Return the names of the namespace's pods on this node, by address."""
         pods = [pod for pod in self._pods.values() if pod.namespace == namespace]
         return {address: pod.name for pod in pods for address in pod.addresses}
 
@@ -298,11 +296,11 @@ class ServiceCatalog:
 
     @property
     def contested(self) -> Mapping[FrontendKey, tuple[ServiceName, ...]]:
-        """Frontends that several services claim: the served claimant, then the others."""
+        """Frontends that several services claim: the served claimant first, then the others."""
         return self._claims.contested
 
     def _update(self, name: ServiceName) -> None:
-        """Compute a service's frontends; unchanged ones are not written."""
+        """Recompute a service's frontends; unchanged ones are not written."""
         service = self._services.get(name)
         frontends: list[Frontend] = []
         if service is not None:
@@ -333,7 +331,7 @@ class ServiceCatalog:
     def _refuse(
         self, name: ServiceName, service: Service | None
     ) -> Collection[tuple[ServiceType, IPAddress]]:
-        """Record the outside addresses that a service requests; returns the refused ones."""
+        """Record the external addresses that a service requests; return the refused ones."""
         requested = list(outside_addresses(service, self._options)) if service is not None else []
         if not requested and name not in self._requested:  # as for nearly all services
             self.refused.pop(name, None)
@@ -359,7 +357,7 @@ class ServiceCatalog:
         return refused
 
     def _slices_of(self, name: ServiceName) -> list[EndpointSlice]:
-        """The service's slices, except copies from other clusters and slices of headless services."""
+        """Return the service's slices, except copies of remote slices and those of headless services."""
         return [
             slice_
             for slice_ in self._slices.get(name)

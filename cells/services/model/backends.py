@@ -1,7 +1,10 @@
-"""Backends from EndpointSlices and services of remote clusters, and responses of health check ports.
+"""Computes backends from EndpointSlices and remote services, and responses of health check node ports.
+
+``ServiceCatalog`` combines the backends with Services to frontends; ``LoadBalancer`` writes them. Pure
+functions.
 
 Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topology hints); Cilium 1.17, global
-        services.
+services.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ __all__ = [
 
 WEIGHT = "service.cilium.io/weight"
 """Annotation of a slice: the weight of its backends with Maglev, as in Cilium 1.20."""
-_HEAVIEST = 65535
+_MAX_WEIGHT = 65535
 
 Backends = Mapping[str, Sequence[Backend]]
 """Backends by port name, sorted by address."""
@@ -67,7 +70,7 @@ Backends = Mapping[str, Sequence[Backend]]
 class SliceBackends(Sequence[Backend]):
     """The active backends of one port of a slice, as a column of addresses.
 
-    Backends are created when they are read: there are ten times as many as services, and few are read.
+    Backend objects are created on access: there are ten times as many as services, and few are accessed.
     """
 
     __slots__ = ("_endpoints", "_port_name", "_weight", "addresses")
@@ -75,7 +78,7 @@ class SliceBackends(Sequence[Backend]):
     def __init__(
         self, addresses: Sequence[bytes], endpoints: Sequence[SliceEndpoint], port_name: str, weight: int
     ) -> None:
-        """``addresses`` have the bytes of a ServiceAddress."""
+        """``addresses`` are the bytes of ServiceAddress."""
         self.addresses = addresses
         self._endpoints = endpoints
         self._port_name = port_name
@@ -104,11 +107,11 @@ class SliceBackends(Sequence[Backend]):
             self._port_name,
             self._weight,
             endpoint.zone or "",
-            _hinted(endpoint),
+            _hinted_zones(endpoint),
         )
 
     def extended(self, more: Sequence[Backend], at: Iterable[int]) -> Sequence[Backend]:
-        """These backends, and selected ones of ``more``."""
+        """Return these backends and the ones of ``more`` at these indexes."""
         if not isinstance(more, SliceBackends) or self.shared() != more.shared():
             return (*self, *(more[each] for each in at))
         addresses = [*self.addresses, *(more.addresses[each] for each in at)]
@@ -116,7 +119,7 @@ class SliceBackends(Sequence[Backend]):
         return SliceBackends(addresses, endpoints, *self.shared())
 
     def shared(self) -> tuple[str, int]:
-        """The port name and the weight, which are the same for all."""
+        """Return the port name and weight, which all have in common."""
         return self._port_name, self._weight
 
     def __eq__(self, other: object) -> bool:
@@ -137,15 +140,15 @@ class SliceBackends(Sequence[Backend]):
 
 
 def addresses_of(backends: Sequence[Backend]) -> Sequence[bytes]:
-    """The backends' addresses, in the same order."""
+    """Return the backends' addresses, in the same order."""
     return backends.addresses if isinstance(backends, SliceBackends) else [one.address for one in backends]
 
 
 def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> BackendState | None:
-    """The state of an endpoint; None if it must not serve.
+    """Return the state of an endpoint; None if it must not receive traffic.
 
-    An endpoint that is not ready and not serving has none. One that is not ready, serving and terminating
-    keeps its connections. An endpoint without a ready condition is ready.
+    An endpoint that is neither ready nor serving has none. One that is not ready, but serving and
+    terminating, keeps its connections. An endpoint without a ready condition is ready.
     """
     if conditions.ready is not False:
         return BackendState.ACTIVE
@@ -155,7 +158,7 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
 
 
 def terminating_addresses(slice_: EndpointSlice, options: LoadBalancerOptions) -> int:
-    """The number of addresses that serve while their endpoint terminates."""
+    """Count the addresses that still serve while their endpoint terminates."""
     return sum(
         len(one.addresses or ())
         for one in slice_.endpoints or ()
@@ -164,18 +167,18 @@ def terminating_addresses(slice_: EndpointSlice, options: LoadBalancerOptions) -
 
 
 def weight_of(slice_: EndpointSlice) -> int:
-    """The weight by the annotation. Raises ValueError unless it is a number from 1 to 65535."""
+    """Return the weight in the annotation. Raises ValueError unless it is a number from 1 to 65535."""
     text = (slice_.metadata.annotations or {}).get(WEIGHT)
     if text is None:
         return DEFAULT_WEIGHT
     digits = text.lstrip("0")[:6]  # six digits suffice to detect larger numbers
-    if not (text.isascii() and text.isdigit() and digits and int(digits) <= _HEAVIEST):
-        raise ValueError(f"{text!r}: expected a number from 1 to {_HEAVIEST}")
+    if not (text.isascii() and text.isdigit() and digits and int(digits) <= _MAX_WEIGHT):
+        raise ValueError(f"{text!r}: expected a number from 1 to {_MAX_WEIGHT}")
     return int(digits)
 
 
 def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequence[Backend]:
-    """Append the previous backends with missing addresses."""
+    """Append the previous backends that are missing."""
     now = set(addresses_of(backends))
     missing = [at for at, address in enumerate(addresses_of(before)) if address not in now]
     if not missing:
@@ -186,9 +189,9 @@ def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequ
 
 
 def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
-    """The backends for new connections, and the others.
+    """Split backends into those for new connections, and the others.
 
-    Selectable are the active backends, or the terminating ones if none is active.
+    Active backends are selectable, or the terminating ones if none is active.
     """
     active = [one for one in backends if one.state is BackendState.ACTIVE]
     if len(active) == len(backends):
@@ -200,7 +203,7 @@ def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend
 
 
 def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[Backend]]]:
-    """The backends that clients of a headless service resolve, by port name, number and protocol."""
+    """Yield the backends that a headless service's name resolves to, by port name, number and protocol."""
     for name, some in backends.items():
         found: dict[tuple[int, int], list[Backend]] = {}
         for one in selectable(some)[0]:
@@ -210,7 +213,7 @@ def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[B
 
 
 def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:
-    """The backends of a service's slices. An address in several slices is active if it is active in one."""
+    """Return the backends of a service's slices; an address in several is active if it is active in one."""
     if len(slices) == 1 and (columns := _columns(slices[0], options)) is not None:
         return columns
     found: dict[str, dict[ServiceAddress, Backend]] = {}
@@ -220,9 +223,9 @@ def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -
 
 
 def _columns(slice_: EndpointSlice, options: LoadBalancerOptions) -> Backends | None:
-    """The backends of a service's only slice; None unless each endpoint is ready and has one address.
+    """Return the backends of a sole slice; None unless each endpoint is ready and has one address.
 
-    Nearly all slices qualify, and reading services spends most of its time here.
+    Nearly all slices qualify, and most of the time to read services is spent here.
     """
     endpoints = slice_.endpoints
     if not endpoints or slice_.address_type not in _FAMILIES:
@@ -250,7 +253,7 @@ def _columns(slice_: EndpointSlice, options: LoadBalancerOptions) -> Backends | 
 
 
 def _hosts(endpoints: Sequence[SliceEndpoint], family: int) -> list[bytes]:
-    """The endpoints' addresses, up to the first endpoint that is not ready or has no single valid address."""
+    """Return the endpoints' addresses, up to the first that is not ready or has no single valid address."""
     found = []
     for endpoint in endpoints:
         texts = endpoint.addresses
@@ -266,8 +269,8 @@ def _hosts(endpoints: Sequence[SliceEndpoint], family: int) -> list[bytes]:
     return found
 
 
-def _hinted(endpoint: SliceEndpoint) -> tuple[str, ...] | None:
-    """The zones in an endpoint's hints; None if there are no hints."""
+def _hinted_zones(endpoint: SliceEndpoint) -> tuple[str, ...] | None:
+    """Return the zones in an endpoint's hints; None without hints."""
     hints = endpoint.hints.for_zones if endpoint.hints is not None else None
     return tuple([each.name for each in hints]) if hints else None
 
@@ -290,7 +293,7 @@ def _add(
         state = active if conditions.ready is not False else state_of(conditions, options)
         if state is None:
             continue
-        hinted = _hinted(endpoint)
+        hinted = _hinted_zones(endpoint)
         for text in endpoint.addresses or ():
             try:
                 packed = inet_pton(family, text)
@@ -308,7 +311,7 @@ def _add(
 
 
 def _weight(slice_: EndpointSlice) -> int:
-    """The weight of the slice's backends. An invalid annotation is reported when the slice is read."""
+    """Return the weight of the slice's backends; invalid annotations are reported elsewhere."""
     try:
         return weight_of(slice_) if slice_.metadata.annotations else DEFAULT_WEIGHT
     except ValueError:
@@ -316,7 +319,7 @@ def _weight(slice_: EndpointSlice) -> int:
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
-    """The protocol number; None if unsupported; ANY if protocols are not distinguished."""
+    """Return the protocol number; None if unsupported; ANY with bpf-lb-proto-diff=false."""
     number = PROTOCOLS.get(name)
     return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
 
@@ -328,7 +331,7 @@ Affinity = Literal["", "local", "remote"]
 
 
 class RefusedBackend(NamedTuple):
-    """An address in a remote cluster that is refused as a backend of a global service."""
+    """An address in a remote cluster that may not be a backend of a global service."""
 
     cluster: str
     address: str
@@ -340,9 +343,9 @@ class RefusedBackend(NamedTuple):
 def with_remote(
     local: Backends, remote: Iterable[RemoteService], affinity: Affinity, options: LoadBalancerOptions
 ) -> tuple[Backends, list[RefusedBackend]]:
-    """Merge the backends of a global service, by port name; also return refused remote addresses.
+    """Merge local and remote backends of a global service; also return refused remote addresses.
 
-    An address in several clusters counts for the local cluster, or else for the first by name.
+    An address in several clusters belongs to the local cluster, or else to the first by name.
     """
     found = {name: _preferred(some, preferred=affinity == "local") for name, some in local.items()}
     owners = {address[:-3]: "" for some in local.values() for address in addresses_of(some)}
@@ -376,7 +379,7 @@ def _add_remote(
     affinity: Affinity,
     options: LoadBalancerOptions,
 ) -> None:
-    """Add each port of a remote backend, except ports with unsupported protocols."""
+    """Add a remote backend for each port with a supported protocol."""
     for name, port in ports.items():
         number = _protocol(port.protocol, options)
         if number is None or not is_port(port.port):
@@ -388,7 +391,7 @@ def _add_remote(
 
 
 def refused_backends(slice_: EndpointSlice) -> list[str]:
-    """Special addresses of endpoints, which are refused as backends; Kubernetes refuses them, too."""
+    """Return special addresses of endpoints, which are refused; the API server refuses them, too."""
     doubtful = [
         text
         for endpoint in slice_.endpoints or ()
@@ -411,7 +414,7 @@ new = bytes.__new__
 
 
 class HealthAnswer(NamedTuple):
-    """The response to any HTTP request."""
+    """The response of a health check node port to any HTTP request."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -419,10 +422,10 @@ class HealthAnswer(NamedTuple):
 
 
 def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
-    """The responses by port, for every service with a health check port.
+    """Return the responses by health check node port.
 
     200 while an active backend is local, otherwise 503; a service behind a proxy always has one. If several
-    services have one port, the first frontend's service counts.
+    services share a port, that of the first frontend counts.
     """
     counts: dict[int, tuple[ServiceName, int]] = {}
     for frontend in frontends:
@@ -434,10 +437,10 @@ def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
         service, most = counts.get(port, (frontend.service, 0))
         if service == frontend.service:
             counts[port] = (service, max(count, most))
-    return {port: _answer(service, count) for port, (service, count) in counts.items()}
+    return {port: _health_answer(service, count) for port, (service, count) in counts.items()}
 
 
-def _answer(service: ServiceName, count: int) -> HealthAnswer:
+def _health_answer(service: ServiceName, count: int) -> HealthAnswer:
     health = {"service": {"namespace": service.namespace, "name": service.name}, "localEndpoints": count}
     body = msgspec.json.encode(health) + b"\n"
     headers = (

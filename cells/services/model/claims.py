@@ -1,9 +1,10 @@
-"""Claims on addresses: which addresses services may not have, and which of several services is served.
+"""Claims on frontends: which addresses services may not use, and which of several claims is served.
 
-Addresses that the cluster uses, or no host has, are refused: users who may write Services may put any address
-into externalIPs (CVE-2020-8554), and divert the cluster's traffic. Addresses of load balancers come from
-controllers, as users cannot write a status; so these may be a node's (the class ``io.cilium/node``) or the
-API server's. Local redirect policies may not redirect a cluster address of another namespace.
+``ServiceCatalog`` asks ReservedAddresses about every external address, and writes the table ``frontends``
+through Claims. Addresses in use by the cluster, or reachable on no other host, are refused: users may put any
+address into externalIPs, and divert the cluster's traffic (CVE-2020-8554). Only controllers write a load
+balancer's addresses, so these may be a node's (class ``io.cilium/node``) or the API server's. Local redirect
+policies may not redirect a cluster address of another namespace.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)
 
 
 class Holder(IntEnum):
-    """The kind of use of an address; the lowest value takes precedence."""
+    """The kind of object that uses an address; the lowest value takes precedence."""
 
     CLUSTER_IP = 1
     ROUTER = 2
@@ -81,9 +82,9 @@ class Holder(IntEnum):
 
 
 class Reservation(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """An address or a range, and a description of its use.
+    """An address or range, and a description of its use.
 
-    Every service has some; the hash is cached, as hashing an address calls Python code.
+    The hash is cached: hashing an address calls Python code, and every service has reservations.
     """
 
     what: IPAddress | IPNetwork
@@ -94,7 +95,7 @@ class Reservation(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
 
 
 class RefusedAddress(msgspec.Struct, frozen=True):
-    """An address that a service or a pod's host port requests in vain."""
+    """An address that a service or a pod's host port requests and may not use."""
 
     service: ServiceName
     """For a pod ``pod/NAME``, which is not a valid name of a service."""
@@ -103,7 +104,7 @@ class RefusedAddress(msgspec.Struct, frozen=True):
     """The field of the object."""
     reason: str
     announced_only: bool = False
-    """Whether it is not served anyway, and only its announcement (BGP, L2) is refused."""
+    """Whether it is not served anyway, and only the announcement (BGP, L2) is refused."""
 
     @property
     def outcome(self) -> str:
@@ -125,7 +126,7 @@ class ReservedAddresses:
 
     def __init__(self) -> None:
         self._by_object: dict[str, frozenset[Reservation]] = {}
-        self._held: dict[IPAddress | IPNetwork, dict[Reservation, int]] = {}
+        self._reservations: dict[IPAddress | IPNetwork, dict[Reservation, int]] = {}
         self._cluster_of: dict[ServiceName, list[bytes]] = {}
         self._cluster: dict[bytes, dict[ServiceName, None]] = {}
         """Services by cluster address: reservations for them are created only when one is looked up."""
@@ -133,7 +134,7 @@ class ReservedAddresses:
         """Numbers of ranges by family and prefix length: each length needs one look-up of an address."""
 
     def replace(self, name: str, reservations: Iterable[Reservation]) -> Collection[IPAddress | IPNetwork]:
-        """Replace the reservations of an object. Returns the changed addresses and ranges."""
+        """Replace the reservations of an object; return the changed addresses and ranges."""
         reservations = frozenset(
             [
                 msgspec.structs.replace(each, what=plain(each.what))
@@ -156,7 +157,7 @@ class ReservedAddresses:
         return [each.what for each in before ^ reservations]
 
     def replace_cluster(self, name: ServiceName, hosts: list[bytes]) -> Collection[bytes]:
-        """Replace the cluster addresses of a service. Returns the changed ones."""
+        """Replace the cluster addresses of a service; return the changed ones."""
         before = self._cluster_of.get(name, _NO_HOSTS)
         if hosts == before:
             return ()
@@ -173,15 +174,15 @@ class ReservedAddresses:
         return {*before} ^ {*hosts} if before else hosts
 
     def _count(self, one: Reservation, step: int) -> None:
-        held = self._held.get(one.what)
+        held = self._reservations.get(one.what)
         if held is None:
-            self._held[one.what] = {one: step}
+            self._reservations[one.what] = {one: step}
         elif count := held.get(one, 0) + step:
             held[one] = count
         else:
             del held[one]
             if not held:
-                del self._held[one.what]
+                del self._reservations[one.what]
         if isinstance(one.what, IPv4Network | IPv6Network):
             lengths = self._lengths[one.what.version]
             lengths[one.what.prefixlen] = lengths.get(one.what.prefixlen, 0) + step
@@ -189,12 +190,12 @@ class ReservedAddresses:
                 del lengths[one.what.prefixlen]
 
     def serves(self, frontend: Frontend, options: LoadBalancerOptions) -> bool:
-        """Whether the service of the frontend may have its address."""
+        """Whether the service of the frontend may use its address."""
         ip, type_ = frontend.key.address.ip, frontend.type
         return type_ not in _OUTSIDE or not self.refusal(ip, type_, options)
 
     def refusal(self, ip: IPAddress, type_: ServiceType, options: LoadBalancerOptions) -> str:
-        """Why no service may have the address in a frontend of this type; empty if one may."""
+        """Return why services may not use the address in this type of frontend; empty if they may."""
         address = plain(ip)
         if is_special(address):
             return SPECIAL_ADDRESS
@@ -210,9 +211,9 @@ class ReservedAddresses:
         return ""
 
     def redirect_refusal(self, ip: IPAddress, namespace: str) -> str:
-        """Why no policy of the namespace may redirect the address; empty if one may.
+        """Return why policies of the namespace may not redirect the address; or empty.
 
-        Policies may redirect outside addresses, link-local ones, such as those of metadata and DNS servers,
+        Policies may redirect external addresses, link-local ones such as those of metadata and DNS servers,
         and cluster addresses of services in their own namespace.
         """
         address = plain(ip)
@@ -227,18 +228,18 @@ class ReservedAddresses:
     def _of(self, ip: IPAddress) -> Iterator[Reservation]:
         for name in self._cluster.get(host_of(ip), ()):
             yield Reservation(ip, Holder.CLUSTER_IP, f"the cluster address of {name}", name.namespace)
-        yield from self._held.get(ip, ())
+        yield from self._reservations.get(ip, ())
         bits = ip.max_prefixlen
         network = IPv4Network if ip.version == 4 else IPv6Network
         for length in self._lengths[ip.version]:
             shift = bits - length
-            yield from self._held.get(network((int(ip) >> shift << shift, length)), ())
+            yield from self._reservations.get(network((int(ip) >> shift << shift, length)), ())
 
 
 def node_reservations(
     name: str, addresses: Iterable[NodeIP], ranges: Iterable[IPNetwork]
 ) -> Iterator[Reservation]:
-    """A node's addresses, and the ranges of its pods."""
+    """Yield a node's addresses and its pod CIDRs."""
     for each in addresses:
         if each.type == CILIUM_INTERNAL_IP:
             yield Reservation(each.ip, Holder.ROUTER, f"the router's address of node {name}")
@@ -249,7 +250,7 @@ def node_reservations(
 
 
 def pod_reservations(pod: Pod) -> Iterator[Reservation]:
-    """A pod's addresses; none for pods in the host's network, as they have the node's."""
+    """Yield a pod's addresses; none for host network pods, which use the node's."""
     if pod.spec.host_network or pod.finished:
         return
     for ip in map(parse_address, pod.addresses):
@@ -260,7 +261,7 @@ def pod_reservations(pod: Pod) -> Iterator[Reservation]:
 def outside_addresses(
     service: Service, options: LoadBalancerOptions
 ) -> Iterator[tuple[ServiceType, str, IPAddress, bool]]:
-    """A service's addresses for clients outside, by field, and whether they are served or only announced."""
+    """Yield a service's external addresses with their field, and whether they are served."""
     served = service.spec.type != "ExternalName" and service.spec.cluster_ip != "None"
     for each in service.status.load_balancer.ingress or ():
         ip = parse_address(each.ip) if each.is_of_nodes else None
@@ -273,7 +274,7 @@ def outside_addresses(
 
 
 def cluster_hosts(service: Service) -> list[bytes]:
-    """The cluster addresses of a service, whether served here or not, each once, as family and address."""
+    """Return the distinct cluster addresses of a service, served or not, as family and address."""
     spec = service.spec
     texts = spec.cluster_ips or ()
     if spec.cluster_ip and spec.cluster_ip not in texts:
@@ -293,7 +294,7 @@ def same_cluster_addresses(one: Service, other: Service) -> bool:
 
 
 def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
-    """The parts of the spec that are not served, with the reason."""
+    """Yield the fields of the spec that are not served, with the reason."""
     spec = service.spec
     if spec.type == "ExternalName" or spec.cluster_ip == "None":
         return
@@ -307,14 +308,14 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
     first: dict[int, ServicePort] = {}
     for port in spec.ports or ():
         served = first.setdefault(port.port, port)
-        if not options.bpf_lb_proto_diff and _leads_to(port) != _leads_to(served):
+        if not options.bpf_lb_proto_diff and _target_of(port) != _target_of(served):
             what = f"bpf-lb-proto-diff is off: {port.protocol} is served as {served.protocol} is"
             yield f"port {port.port}", f"{what}, by its target"
         yield from ((f"port {port.port}", reason) for reason in _faults(port, options))
 
 
 def _faults_in_address(name: str, text: str) -> Iterator[str]:
-    """Invalid addresses. Special outside addresses are reported with other refused addresses."""
+    """Yield invalid addresses; special external addresses are reported as refused instead."""
     parsed = parse_address(text)
     if text and parsed is None:
         yield f"{text!r}: expected an IP address"
@@ -322,7 +323,7 @@ def _faults_in_address(name: str, text: str) -> Iterator[str]:
         yield f"{text}: {SPECIAL_ADDRESS}"
 
 
-def _leads_to(port: ServicePort) -> tuple[int | str, int]:
+def _target_of(port: ServicePort) -> tuple[int | str, int]:
     return port.target_port or port.port, port.node_port
 
 
@@ -336,7 +337,7 @@ def _faults(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
 
 
 def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
-    """SCTP's checksum covers the whole packet, so ports are not translated. Named targets are not checked."""
+    """Yield translated SCTP ports: SCTP's checksum covers the ports. Named targets are not checked."""
     if not options.enable_sctp:
         yield "enable-sctp is off: SCTP is dropped"
         return
@@ -349,11 +350,11 @@ def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator
 # One of several claims on a frontend is served.
 
 CLAIMANT: Final = "claimant"
-"""The index of the table ``frontends`` by the claimant of the row."""
+"""The index of the table ``frontends`` by claimant."""
 
 
 def frontends() -> Table[FrontendKey, Frontend]:
-    """The ``frontends`` table: every served address, with its backends, by address and scope."""
+    """Create the table ``frontends``: every served address with its backends, by address and scope."""
     return Table("frontends", key=lambda one: one.key, indexes={CLAIMANT: lambda one: (claimant(one),)})
 
 
@@ -361,12 +362,12 @@ class Claims:
     """Selects one of several claims on a frontend; the only writer of the table ``frontends``.
 
     A frontend is served for one claimant until that claim is withdrawn. A manual setting lasts until a
-    claimant changes the frontend, a manual state of a backend until no frontend has the backend.
+    claimant changes the frontend, a manual backend state while any frontend has the backend.
 
-    The only claim on a frontend is stored as its row. Claims are stored separately if they differ from the
-    row: several claims, a manual setting, or backends with manual states.
+    A sole claim is stored only as its row. Claims are stored separately if they differ from the row: several
+    claims, a manual setting, or manual backend states.
 
-    Within a ``with`` block all changes appear together, at its end; otherwise those of each call.
+    Changes within a ``with`` block are one transaction; otherwise each call is one.
     """
 
     def __init__(self, table: Table[FrontendKey, Frontend]) -> None:
@@ -381,7 +382,7 @@ class Claims:
         self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whatever the claims."""
         self._states: dict[ServiceAddress, BackendState] = {}
-        self._user_of: dict[ServiceAddress, FrontendKey] = {}
+        self._frontend_of: dict[ServiceAddress, FrontendKey] = {}
         """For each of these backends one frontend with it: others are searched only if this one changes."""
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         """Frontends that several services claim: the served claimant, then the others."""
@@ -401,11 +402,11 @@ class Claims:
             self._rows.__exit__(kind, error, trace)
 
     def clear(self) -> None:
-        """Remove previous rows, within a ``with`` block that puts the present claims."""
+        """Delete previous rows, within a ``with`` block that puts the current claims."""
         self._rows.replace_all(())
 
     def move_to(self, table: Table[FrontendKey, Frontend]) -> None:
-        """Continue with another table: replace its rows in one step."""
+        """Write to another table from now on: replace its rows in one transaction."""
         with table.txn() as rows:
             rows.replace_all(self._table.all())
         self._table, self._index, self._rows = table, table.by(CLAIMANT), table.txn()
@@ -419,36 +420,36 @@ class Claims:
             for key, frontend in wanted.items():
                 self._claim(key, owner, frontend)
             if self._states:
-                self._forget_states()
+                self._prune_states()
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
-        """Serve this manually, or nothing if None, in place of any claim."""
+        """Serve a manual frontend, or nothing if None, in place of any claim."""
         with self:
             claims = self._claims_on(key)
             self._manual[key] = frontend
-            self._settle(key, claims)
-            self._forget_states()
+            self._put_row(key, claims)
+            self._prune_states()
 
     def clear_override(self, key: FrontendKey) -> None:
-        """Serve the claimant of the frontend again."""
+        """Serve the claimed frontend again."""
         with self:
             claims = self._claims_on(key)
             self._manual.pop(key, None)
-            self._settle(key, claims)
-            self._forget_states()
+            self._put_row(key, claims)
+            self._prune_states()
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> None:
-        """Set a backend's state manually, in all frontends; a backend without a frontend is ignored."""
+        """Set a backend's state manually in all frontends; a no-op without a frontend with the backend."""
         with self:
             users = [key for key in self._keys() if self._has(key, address)]
             if users:
                 self._states[address] = state
-                self._user_of[address] = users[0]
+                self._frontend_of[address] = users[0]
             for key in users:
-                self._settle(key, self._claims_on(key))
+                self._put_row(key, self._claims_on(key))
 
     def _claimed_by(self, owner: ServiceName, *, exclude: Container[FrontendKey]) -> Iterable[FrontendKey]:
-        """The owner's frontends except ``exclude``. The index misses changes of the transaction."""
+        """Return the owner's frontends except ``exclude``; the index misses uncommitted changes."""
         found = [*self._index.keys(owner), *self._written.get(owner, ()), *self._keys_of.get(owner, ())]
         if not found:
             return ()
@@ -480,21 +481,21 @@ class Claims:
         claims = self._claims_on(key)
         if claims.get(owner) != frontend:
             self._manual.pop(key, None)
-            self._settle(key, {**claims, owner: frontend})
+            self._put_row(key, {**claims, owner: frontend})
 
     def _withdraw(self, key: FrontendKey, owner: ServiceName) -> None:
         self._manual.pop(key, None)
-        self._settle(key, {name: one for name, one in self._claims_on(key).items() if name != owner})
+        self._put_row(key, {name: one for name, one in self._claims_on(key).items() if name != owner})
 
-    def _settle(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
-        """Put the row that follows from these claims, and store the claims unless the row is the only one."""
+    def _put_row(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
+        """Put the row that these claims imply; store the claims unless the row equals a sole claim."""
         for name in self._claims.pop(key, ()):
             del self._keys_of[name][key]
             if not self._keys_of[name]:
                 del self._keys_of[name]
-        self._contest(key, claims)
+        self._record_conflict(key, claims)
         manual = key in self._manual
-        plain = self._manual[key] if manual else _first(claims)
+        plain = self._manual[key] if manual else _preferred_claim(claims)
         served = _with_states(plain, self._states) if plain is not None else None
         if manual or len(claims) > 1 or served is not plain:
             self._claims[key] = dict(claims)
@@ -507,10 +508,10 @@ class Claims:
         else:
             self._rows.put(served)
 
-    def _contest(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
-        """Record whether several services claim it; a redirect of its own service does not count."""
+    def _record_conflict(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
+        """Record whether several services claim the frontend; local redirects are no conflict."""
         self.contested.pop(key, None)
-        served = _first(claims) if len(claims) > 1 else None
+        served = _preferred_claim(claims) if len(claims) > 1 else None
         if served is not None and served.type is not ServiceType.LOCAL_REDIRECT:
             others = [one.service for one in claims.values() if one is not served]
             self.contested[key] = (served.service, *others)
@@ -520,22 +521,22 @@ class Claims:
         return dict.fromkeys([*self._table.keys(), *written, *self._claims])
 
     def _has(self, key: FrontendKey, address: ServiceAddress) -> bool:
-        frontend = self._manual[key] if key in self._manual else _first(self._claims_on(key))
+        frontend = self._manual[key] if key in self._manual else _preferred_claim(self._claims_on(key))
         return frontend is not None and address in addresses_of(frontend.backends)
 
-    def _forget_states(self) -> None:
-        for address, user in list(self._user_of.items()):
+    def _prune_states(self) -> None:
+        for address, user in list(self._frontend_of.items()):
             if self._has(user, address):
                 continue
             other = next((key for key in self._keys() if self._has(key, address)), None)
             if other is not None:
-                self._user_of[address] = other
+                self._frontend_of[address] = other
             else:
-                del self._states[address], self._user_of[address]
+                del self._states[address], self._frontend_of[address]
 
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
-    """Apply manual states. A backend that terminates by its source stays terminating."""
+    """Apply manual states, except to backends that are terminating by their source."""
     if not states or states.keys().isdisjoint(addresses_of(frontend.backends)):
         return frontend
     backends = tuple(
@@ -547,11 +548,11 @@ def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendStat
     return msgspec.structs.replace(frontend, backends=backends)
 
 
-def _first(claims: Mapping[ServiceName, Frontend]) -> Frontend | None:
-    """The claim that is served: a service's before a host port's, otherwise the oldest.
+def _preferred_claim(claims: Mapping[ServiceName, Frontend]) -> Frontend | None:
+    """Return the claim to serve: a service's before a host port's, otherwise the oldest.
 
-    A cluster address takes precedence over addresses for clients outside: no other service may take it. A
-    redirect takes precedence over cluster addresses, but not over addresses for clients outside.
+    Cluster addresses take precedence over external ones: no other service may divert them. Redirects take
+    precedence over cluster addresses, but not over external ones.
     """
     if len(claims) < 2:
         return next(iter(claims.values()), None)

@@ -1,4 +1,6 @@
-"""The frontends of a Service.
+"""Computes the frontends of a Service: addresses, ports, scopes, traffic policies and annotations.
+
+``ServiceCatalog`` calls ``frontends_of`` with the service's backends and this node. Pure functions.
 
 Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic policy).
 """
@@ -76,7 +78,7 @@ SHARED = PREFIX + "shared"
 """Whether remote clusters may use backends of a global service; read by the exporter of services."""
 
 _TYPES = frozenset({"ClusterIP", "NodePort", "LoadBalancer"})
-_READ = (FORWARDING, ALGORITHM, EXPOSURE_LABEL, NODE_SELECTOR, SOURCE_RANGES, TYPES, GLOBAL, AFFINITY, SHARED)
+_KEYS = (FORWARDING, ALGORITHM, EXPOSURE_LABEL, NODE_SELECTOR, SOURCE_RANGES, TYPES, GLOBAL, AFFINITY, SHARED)
 _ALIASES: Final = {
     GLOBAL: "io.cilium/global-service",
     AFFINITY: "io.cilium/service-affinity",
@@ -85,7 +87,7 @@ _ALIASES: Final = {
 """Old names, which count if the new name is absent."""
 _NAMES: Final = {alias: name for name, alias in _ALIASES.items()}
 _REQUESTS = "requests are not balanced, connections are"
-_NOT_BUILT = {
+_UNSUPPORTED = {
     PREFIX + "lb-l7": ("enabled", _REQUESTS),
     PREFIX + "lb-l7-algorithm": ("", _REQUESTS),
     PREFIX + "proxy-delegation": ("delegate-if-local", "packets are not handed to a proxy of the node"),
@@ -111,7 +113,7 @@ NOTHING = ServiceAnnotations()
 
 
 def service_annotations(service: Service, options: LoadBalancerOptions) -> ServiceAnnotations:
-    """Parse the annotations; choices that the agent does not allow are ignored."""
+    """Parse the annotations; choices that the agent's options do not allow are ignored."""
     given = service.metadata.annotations
     if not given:
         return NOTHING
@@ -126,7 +128,7 @@ def service_annotations(service: Service, options: LoadBalancerOptions) -> Servi
 
 
 def _types(text: str) -> frozenset[str]:
-    """Parse a list of types; empty if one is unknown."""
+    """Parse a list of types; empty if any is unknown."""
     asked = frozenset(one.strip() for one in text.split(",")) if text else frozenset()
     return asked if asked <= _TYPES else frozenset()
 
@@ -134,20 +136,20 @@ def _types(text: str) -> frozenset[str]:
 def is_global(service: Object) -> bool:
     """Whether the service has backends in remote clusters, if the agent is in a cluster mesh."""
     given = service.annotations
-    return bool(given) and _text(given, GLOBAL) == "true"
+    return bool(given) and _annotation(given, GLOBAL) == "true"
 
 
 def is_shared(service: Object) -> bool:
     """Whether remote clusters may use its backends: a global service without ``shared: false``."""
-    return is_global(service) and _text(service.annotations, SHARED, "true") == "true"
+    return is_global(service) and _annotation(service.annotations, SHARED, "true") == "true"
 
 
 def affinity_of(service: Object) -> Affinity:
-    """The preferred backends of a global service. Invalid values mean no preference."""
-    return _AFFINITIES.get(_text(service.annotations, AFFINITY), "") if is_global(service) else ""
+    """Return the preferred backends of a global service; invalid values mean no preference."""
+    return _AFFINITIES.get(_annotation(service.annotations, AFFINITY), "") if is_global(service) else ""
 
 
-def _text(given: Mapping[str, str], name: str, otherwise: str = "") -> str:
+def _annotation(given: Mapping[str, str], name: str, otherwise: str = "") -> str:
     return given.get(name, given.get(_ALIASES[name], otherwise)).lower()
 
 
@@ -155,7 +157,7 @@ _AFFINITIES: Final[Mapping[str, Affinity]] = {"local": "local", "remote": "remot
 
 
 def is_exposed(service: Service, node: ServingNode) -> bool:
-    """Whether this node serves the service. An invalid selector selects no node."""
+    """Whether this node serves the service; an invalid selector selects no node."""
     metadata = service.metadata
     given = metadata.annotations or {}
     selector = given.get(NODE_SELECTOR)
@@ -169,7 +171,7 @@ def is_exposed(service: Service, node: ServingNode) -> bool:
 
 
 def faults_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
-    """Annotations without effect, with the reason, for the log."""
+    """Yield annotations without effect, with the reason, for the log."""
     given = service.metadata.annotations
     for name, text in (given or {}).items():
         known = _NAMES.get(name, name)
@@ -184,11 +186,11 @@ def _fault(name: str, text: str, service: Service, options: LoadBalancerOptions)
         return _fault_in_mesh(name, text.lower(), service, options)
     if name in _FAULTS:
         return _FAULTS[name](text, service, options)
-    if name in _NOT_BUILT:
-        asks, instead = _NOT_BUILT[name]
+    if name in _UNSUPPORTED:
+        asks, instead = _UNSUPPORTED[name]
         return f"not supported: {instead}" if instead and text.lower() == (asks or text.lower()) else ""
-    known = ", ".join(each.removeprefix(PREFIX) for each in _READ)
-    return "" if name in _READ else f"not known: expected one of {known}"
+    known = ", ".join(each.removeprefix(PREFIX) for each in _KEYS)
+    return "" if name in _KEYS else f"not known: expected one of {known}"
 
 
 def _fault_of_types(text: str, service: Service, _: LoadBalancerOptions) -> str:
@@ -232,13 +234,13 @@ def _fault_in_mesh(name: str, text: str, service: Service, options: LoadBalancer
     if not options.global_services:
         asks = name == GLOBAL and text == "true"
         return "no remote clusters are followed: see cluster-id and clustermesh-config" if asks else ""
-    words, meaning = _IN_MESH[name]
+    words, meaning = _MESH_VALUES[name]
     if text not in words:
         return f"{text!r}: expected {' or '.join(words[:2])}: {meaning}"
     return "" if name == GLOBAL or is_global(service) else "the service is not global"
 
 
-_IN_MESH: Final = {
+_MESH_VALUES: Final = {
     GLOBAL: (("true", "false"), "the service is not global"),
     AFFINITY: (("local", "remote", "none"), "no backend is preferred"),
     SHARED: (("true", "false"), "the service is not shared"),
@@ -256,11 +258,11 @@ def _fault_of_choice(name: str, text: str, service: Service, options: LoadBalanc
         return f"{setting} is off"
     if text.lower() not in words:
         return f"{text!r}: expected {' or '.join(words)}"
-    return "" if _is_outside(service, options) else "no address of the service is served to clients outside"
+    return "" if _is_external(service, options) else "no address of the service is served to clients outside"
 
 
-def _is_outside(service: Service, options: LoadBalancerOptions) -> bool:
-    """Whether any frontend of the service may be for clients outside."""
+def _is_external(service: Service, options: LoadBalancerOptions) -> bool:
+    """Whether any frontend of the service may be for external clients."""
     spec = service.spec
     return (
         options.bpf_lb_external_clusterip
@@ -274,12 +276,12 @@ DEFAULT_AFFINITY_TIMEOUT = 10800
 LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 LOCAL = "Local"
-_WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
+_NODE_PORT_TYPES = ("NodePort", "LoadBalancer")
 NO_RANGES = ("0.0.0.0/32",)
-"""A range without any client, for both families."""
+"""A source range that matches no client, for both families."""
 _CLUSTER_IP, _LOAD_BALANCER = ServiceType.CLUSTER_IP, ServiceType.LOAD_BALANCER
 _EXTERNAL_IPS, _NODE_PORT = ServiceType.EXTERNAL_IPS, ServiceType.NODE_PORT
-_WITH_TWINS = (_LOAD_BALANCER, _NODE_PORT)
+_SCOPED_TYPES = (_LOAD_BALANCER, _NODE_PORT)
 _ONE_SCOPE, _TWO_SCOPES = (EXTERNAL,), (EXTERNAL, INTERNAL)
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
@@ -287,33 +289,33 @@ WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 def frontends_of(
     service: Service, backends: Backends, node: ServingNode, options: LoadBalancerOptions
 ) -> list[Frontend]:
-    """The frontends of a service on this node, with their backends.
+    """Return the frontends of a service on this node, with their backends.
 
-    Empty for headless and external-name services, and for services that only other nodes serve.
+    Empty for headless and ExternalName services, and for services that only other nodes serve.
     """
     if service.spec.type == "ExternalName" or is_headless(service):
         return []
     if not is_exposed(service, node):
         return []
-    return _Conversion(service, backends, node, options).frontends()
+    return _FrontendBuilder(service, backends, node, options).frontends()
 
 
 def may_differ(service: Service, old: ServingNode, new: ServingNode, options: LoadBalancerOptions) -> bool:
-    """Whether the change of the node may change the service's frontends or backends."""
+    """Whether a change of the node may change the service's frontends or backends."""
     if old.name != new.name or (options.enable_service_topology and old.zone != new.zone):
         return True
-    if old.node_port_addresses != new.node_port_addresses and service.spec.type in _WITH_NODE_PORTS:
+    if old.node_port_addresses != new.node_port_addresses and service.spec.type in _NODE_PORT_TYPES:
         return True
     return is_exposed(service, old) != is_exposed(service, new)
 
 
 def is_headless(service: Service) -> bool:
-    """Whether it has no cluster address: its name resolves to its backends' addresses."""
+    """Whether the service has no cluster address: its name resolves to its backends."""
     return service.spec.cluster_ip == HEADLESS
 
 
-class _Conversion:
-    """Converts one service for one node."""
+class _FrontendBuilder:
+    """Computes the frontends of one service on one node."""
 
     def __init__(
         self, service: Service, backends: Backends, node: ServingNode, options: LoadBalancerOptions
@@ -331,7 +333,7 @@ class _Conversion:
         )
 
     def frontends(self) -> list[Frontend]:
-        """Cluster addresses, load balancer addresses, external addresses and node ports, in this order."""
+        """Return ClusterIP, LoadBalancer, ExternalIPs and NodePort frontends, in this order."""
         spec, options = self._spec, self._options
         found: list[Frontend] = []
         cluster_ips = self._hosts(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
@@ -345,7 +347,7 @@ class _Conversion:
             self._add(found, hosts, ports, _LOAD_BALANCER)
         if spec.external_ips and options.enable_external_ips:
             self._add(found, self._hosts(spec.external_ips), ports, _EXTERNAL_IPS)
-        if spec.type in _WITH_NODE_PORTS and options.enable_node_port and self._wants(_NODE_PORT):
+        if spec.type in _NODE_PORT_TYPES and options.enable_node_port and self._wants(_NODE_PORT):
             families = {host[0] for host in cluster_ips}
             nodes = [WILDCARDS[version] for version in sorted(families)]
             nodes += [one for one in self._node.node_port_addresses if one.version in families]
@@ -355,11 +357,11 @@ class _Conversion:
         return found
 
     def _wants(self, type_: ServiceType) -> bool:
-        """Whether the service has frontends of this type."""
+        """Whether the annotation allows frontends of this type."""
         return self._annotations is NOTHING or type_.text in self._annotations.types
 
     def _direct(self, port: ServicePort, type_: ServiceType) -> bool:
-        """Whether backends on other nodes answer clients outside directly, if services may choose it."""
+        """Whether remote backends answer external clients directly (DSR), if services may choose it."""
         if not self._options.bpf_lb_mode_annotation:
             return False
         mode = self._annotations.forwarding or self._options.bpf_lb_mode
@@ -369,7 +371,7 @@ class _Conversion:
         return all(one.protocol == "TCP" for one in self._spec.ports or () if number(one) == number(port))
 
     def _unique_ports(self) -> Sequence[ServicePort]:
-        """The ports, each number once per protocol, or once if protocols are not distinguished."""
+        """Return the ports, each number once per protocol, or once without bpf-lb-proto-diff."""
         ports = self._spec.ports or ()
         if len(ports) < 2:
             return ports
@@ -380,7 +382,7 @@ class _Conversion:
         return list(found.values())
 
     def _hosts(self, texts: Sequence[str]) -> list[bytes]:
-        """Addresses of enabled families, each once, except special ones."""
+        """Return distinct addresses of enabled families, except special ones."""
         found = []
         for text in dict.fromkeys(texts) if len(texts) > 1 else texts:
             host = parse_host(text)
@@ -404,7 +406,7 @@ class _Conversion:
         checked = type_ is _LOAD_BALANCER or options.bpf_lb_source_range_all_types
         ranges = self._source_ranges() if checked else ()
         two_scopes = self._ext_local != self._int_local and not is_cluster_ip
-        scopes = _TWO_SCOPES if two_scopes and type_ in _WITH_TWINS else _ONE_SCOPE
+        scopes = _TWO_SCOPES if two_scopes and type_ in _SCOPED_TYPES else _ONE_SCOPE
         affinity, health_check = self._affinity_timeout(), self._health_check_port(type_)
         for port in ports:
             number = port.node_port if type_ is _NODE_PORT else port.port
@@ -436,7 +438,7 @@ class _Conversion:
                     found.append(one)
 
     def _source_ranges(self) -> tuple[str, ...]:
-        """The allowed or, by annotation, denied ranges. If none can be parsed, none is allowed."""
+        """Return the allowed or denied ranges; if none is valid, no client is allowed."""
         given = self._spec.load_balancer_source_ranges
         if not given or not self._options.enable_svc_source_range_check:
             return ()
@@ -444,7 +446,7 @@ class _Conversion:
         return tuple(sorted(ranges)) or (() if self._annotations.deny else NO_RANGES)
 
     def _health_check_port(self, type_: ServiceType) -> int:
-        return self._spec.health_check_node_port if self._ext_local and type_ in _WITH_TWINS else 0
+        return self._spec.health_check_node_port if self._ext_local and type_ in _SCOPED_TYPES else 0
 
     def _affinity_timeout(self) -> int:
         if self._spec.session_affinity != "ClientIP":
@@ -456,7 +458,7 @@ class _Conversion:
         return min(client_ip.timeout_seconds, LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
-        """The backends that the frontend's family, traffic policy and zone allow."""
+        """Return the backends that the frontend's family, traffic policy and zone allow."""
         backends = self._of_family(port.name, version)
         if self._options.enable_service_topology:
             backends = self._in_zone(backends)
@@ -466,7 +468,7 @@ class _Conversion:
         return backends
 
     def _of_family(self, port_name: str, version: int) -> Sequence[Backend]:
-        """The backends of a family. They are sorted, so the first and last show whether all match."""
+        """Return the backends of a family; they are sorted, so the first and last show if all match."""
         backends = self._backends.get(port_name, ())
         addresses = addresses_of(backends)
         if not addresses or addresses[0][0] == version == addresses[-1][0]:
@@ -474,25 +476,25 @@ class _Conversion:
         return tuple([one for one in backends if one.address.version == version])
 
     def _in_zone(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Backends for the node's zone, and those that never have hints; all if hints do not suffice."""
+        """Return backends hinted for the node's zone, and unhintable ones; all if hints are missing."""
         zone = self._node.zone
         if not zone or self._ext_local or self._int_local:
             return backends
-        every = [one for group in self._backends.values() for one in group if _may_be_hinted(one)]
+        every = [one for group in self._backends.values() for one in group if _takes_hints(one)]
         if any(one.hinted_zones is None for one in every):
             return backends
-        near = {one.address for one in backends if _may_be_hinted(one) and zone in (one.hinted_zones or ())}
+        near = {one.address for one in backends if _takes_hints(one) and zone in (one.hinted_zones or ())}
         if not near:
             return backends
-        return tuple([one for one in backends if one.address in near or not _may_be_hinted(one)])
+        return tuple([one for one in backends if one.address in near or not _takes_hints(one)])
 
 
-def _may_be_hinted(backend: Backend) -> bool:
-    """Whether Kubernetes sets hints for it: only for local endpoints that are not terminating."""
+def _takes_hints(backend: Backend) -> bool:
+    """Whether Kubernetes sets hints for the backend: only for local, ready endpoints."""
     return not backend.cluster and backend.state is BackendState.ACTIVE
 
 
 def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
-    """Frontends for clients in the cluster: of an address with two scopes, the internal one."""
+    """Return the frontends for clients in the cluster: with two scopes, the internal one."""
     internal = {one.key.address for one in frontends if one.key.scope == INTERNAL}
     return [one for one in frontends if one.key.scope == INTERNAL or one.key.address not in internal]

@@ -1,7 +1,10 @@
-"""Traffic to pods of this node: local redirect policies and host ports.
+"""Frontends with pods of this node as their only backends: local redirect policies and host ports.
 
-Source: Cilium 1.17, CiliumLocalRedirectPolicy. A policy redirects an address, or a service's cluster
-addresses, while a selected pod of the node is ready; otherwise the service uses its own backends.
+``ServiceCatalog`` calls these functions for pods and CiliumLocalRedirectPolicies. A policy redirects an
+address, or a service's cluster addresses, while a selected pod of the node is ready; otherwise the service
+uses its own backends.
+
+Source: Cilium 1.17, CiliumLocalRedirectPolicy.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ WILDCARDS: Mapping[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
 def host_port_frontends(pod: Pod, node: ServingNode, options: LoadBalancerOptions) -> list[Frontend]:
-    """The frontends of a pod's host ports on this node; the later one, if two have the same address."""
+    """Return the frontends of a pod's host ports; the last port wins if two have one address."""
     if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
     found: dict[FrontendKey, Frontend] = {}
@@ -62,7 +65,7 @@ def host_port_frontends(pod: Pod, node: ServingNode, options: LoadBalancerOption
 
 
 def foreign_host_ips(pod: Pod, own: Collection[IPAddress], options: LoadBalancerOptions) -> list[IPAddress]:
-    """The hostIPs of a pod's host ports that are not in ``own``, the node's addresses."""
+    """Return the hostIPs of a pod's host ports that are not addresses of this node (``own``)."""
     if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
     given = {parse_address(port.host_ip): None for port in _host_ports(pod) if port.host_port}
@@ -97,7 +100,7 @@ def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: ServingNode) 
 
 
 def _host_ports(pod: Pod) -> Iterator[ContainerPort]:
-    """The ports of all containers."""
+    """Yield the ports of all containers."""
     for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
         yield from container.ports or ()
 
@@ -109,27 +112,27 @@ _REDIRECT: Final = "-local-redirect"
 
 
 def pod_claimant(namespace: str, name: str) -> ServiceName:
-    """The name by which a pod claims its host ports; not a valid name of a service."""
+    """Return the name by which a pod claims its host ports; not a valid name of a service."""
     return ServiceName(namespace, f"pod/{name}")
 
 
 def redirect_claimant(redirect: ServiceName) -> ServiceName:
-    """The name by which a policy claims its frontends; not a valid name of a service."""
+    """Return the name by which a policy claims its frontends; not a valid name of a service."""
     return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
 
 
 def host_port_name(namespace: str, pod: str, port: int) -> ServiceName:
-    """The service name in the frontends of a pod's host port."""
+    """Return the service name in the frontends of a pod's host port."""
     return ServiceName(namespace, f"{pod}{_HOST_PORT}{port}")
 
 
 def redirect_name(redirect: ServiceName) -> ServiceName:
-    """The service name in the frontends of a local redirect policy."""
+    """Return the service name in the frontends of a local redirect policy."""
     return ServiceName(redirect.namespace, redirect.name + _REDIRECT)
 
 
 def claimant(frontend: Frontend) -> ServiceName:
-    """The service, pod or policy that claims a frontend, unless the frontend is set manually."""
+    """Return the service, pod or policy that claims a frontend, unless it is set manually."""
     name = frontend.service
     if frontend.type is ServiceType.HOST_PORT:
         return pod_claimant(name.namespace, name.name.partition(_HOST_PORT)[0])
@@ -139,7 +142,7 @@ def claimant(frontend: Frontend) -> ServiceName:
 
 
 class LocalRedirectPort(msgspec.Struct, frozen=True):
-    """A port; the names of frontends' and backends' ports match."""
+    """A port of a policy; frontend and backend ports match by name."""
 
     name: str
     port: int
@@ -158,16 +161,16 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
     backend_ports: tuple[LocalRedirectPort, ...]
     selector: LabelSelector
     skip: bool
-    """Whether the backend pods reach the address itself."""
+    """skipRedirectFromBackend: the backend pods reach the original address."""
 
     @property
     def unpaired(self) -> list[LocalRedirectPort]:
         """The ports without a matching backend port, which are not redirected."""
-        return [port for port in self.ports if _paired(port, self.ports, self.backend_ports) is None]
+        return [port for port in self.ports if _backend_port(port, self.ports, self.backend_ports) is None]
 
     @property
     def kind(self) -> str:
-        """The kind of frontend, in Cilium's words."""
+        """The type of the policy's frontend, as Cilium's commands print it."""
         if self.address is not None:
             return "IP + named ports" if len(self.ports) > 1 else "IP + port"
         if not self.ports:
@@ -176,7 +179,7 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
 
 
 def read_redirect(policy: CiliumLocalRedirectPolicy) -> RedirectPolicy:
-    """Parse a policy. Raises ValueError, one line, if it is invalid."""
+    """Parse a policy. Raises ValueError with one line if it is invalid."""
     spec = policy.spec
     if spec is None:
         raise ValueError("spec is missing: expected redirectFrontend and redirectBackend")
@@ -202,7 +205,7 @@ def read_redirect(policy: CiliumLocalRedirectPolicy) -> RedirectPolicy:
             )
         service = ServiceName(of.namespace, of.service_name)
         ports = _ports("serviceMatcher", of.to_ports or ())
-    _check_pairs(ports, backends)
+    _check_backend_ports(ports, backends)
     return RedirectPolicy(
         name=ServiceName(policy.namespace, policy.name),
         uid=policy.metadata.uid,
@@ -222,13 +225,13 @@ def redirect_frontends(
     node: ServingNode,
     options: LoadBalancerOptions,
 ) -> list[Frontend]:
-    """The frontends of a policy that have a ready pod on this node."""
+    """Return the frontends of a policy that have a ready pod on this node."""
     local = [pod for pod in pods if serves(redirect, pod, node)]
     addresses, ports = _targets(redirect, service)
     found = []
     for ip in filter(options.serves, addresses):
         for port in ports:
-            target = _paired(port, ports, redirect.backend_ports)
+            target = _backend_port(port, ports, redirect.backend_ports)
             if target is None:
                 continue
             named = target.name if len(ports) > 1 else ""
@@ -240,7 +243,7 @@ def redirect_frontends(
 
 
 def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
-    """Whether a pod is a backend: in the policy's namespace, on this node, selected and ready."""
+    """Whether a pod is a backend of the policy: in its namespace, on this node, selected and ready."""
     if pod.namespace != redirect.name.namespace or pod.spec.node_name != node.name or pod.finished:
         return False
     return pod.is_ready and redirect.selector.matches(pod.metadata.labels or {})
@@ -249,7 +252,7 @@ def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
 def _targets(
     redirect: RedirectPolicy, service: Service | None
 ) -> tuple[list[IPAddress], Sequence[LocalRedirectPort]]:
-    """The redirected addresses and ports."""
+    """Return the redirected addresses and ports."""
     if redirect.address is not None:
         return [redirect.address], redirect.ports
     if service is None:
@@ -263,13 +266,12 @@ def _targets(
     return [ip for ip in addresses if ip is not None], redirect.ports or own
 
 
-def _paired(
+def _backend_port(
     port: LocalRedirectPort, ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]
 ) -> LocalRedirectPort | None:
-    """The backend port of a redirected port; None if none matches.
+    """Return the backend port for a redirected port; None without a match.
 
-    Several ports are paired by name. A single port without a match by name is paired with the first backend
-    port.
+    Several ports match by name. A single port without a match by name uses the first backend port.
     """
     default = backends[0] if len(ports) == 1 else None
     target = next((each for each in backends if each.name and each.name == port.name), default)
@@ -279,7 +281,7 @@ def _paired(
 def _backends(
     target: LocalRedirectPort, named: str, ip: IPAddress, pods: Sequence[Pod], options: LoadBalancerOptions
 ) -> Iterator[Backend]:
-    """Pods at a port, in the family of ``ip``; with ``named``, only pods with a port of this name."""
+    """Yield pods at a port, in the family of ``ip``; with ``named``, only pods with a port of this name."""
     for pod in sorted(pods, key=lambda one: one.name):
         if named and named not in {each.name for each in pod.named_ports}:
             continue
@@ -309,9 +311,9 @@ def _port(where: str, given: ObjectPort) -> LocalRedirectPort:
     return LocalRedirectPort(given.name.lower(), int(text), PROTOCOLS[protocol])
 
 
-def _check_pairs(ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]) -> None:
-    """Raise ValueError unless a port of the frontend has a backend port of the same protocol."""
-    if not ports or any(_paired(port, ports, backends) for port in ports):
+def _check_backend_ports(ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]) -> None:
+    """Raise ValueError unless at least one port has a backend port of its protocol."""
+    if not ports or any(_backend_port(port, ports, backends) for port in ports):
         return
     if len(ports) == 1:
         raise ValueError("redirectBackend.toPorts: expected the protocol of the frontend")

@@ -82,7 +82,7 @@ IPNetwork = IPv4Network | IPv6Network
 
 
 class NodePortAddress(msgspec.Struct, frozen=True):
-    """A row of the table ``node-port-addresses``."""
+    """A row of the table ``node-port-addresses``: an address that serves node ports."""
 
     ip: IPAddress
     device: str
@@ -100,7 +100,7 @@ class Selection(msgspec.Struct, frozen=True):
 def _uses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> tuple[list[AddressUse], str | None]:
-    """The use of every address, and the device towards other nodes."""
+    """Return the use of every address, and the device towards other nodes."""
     devices = list(devices)
     native = native_uplinks(devices)
     rows = [device_addresses(each, native) for each in devices]
@@ -111,22 +111,22 @@ def _uses(
 def node_port_addresses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> Mapping[IPAddress, NodePortAddress]:
-    """The addresses that serve node ports. ``node_ips``: the node's published addresses."""
+    """Return the addresses that serve node ports. ``node_ips``: the node's published addresses."""
     uses, _ = _uses(devices, node_ips, selection)
     return {one.address: NodePortAddress(one.address, one.device) for one in uses if one.node_port}
 
 
 def direct_device(devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection) -> str:
-    """The device towards other nodes; empty if there is none."""
+    """Return the device towards other nodes; empty if there is none."""
     return _uses(devices, node_ips, selection)[1] or ""
 
 
 def direct_addresses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> Mapping[int, IPAddress]:
-    """The source address of packets to backends on other nodes, by family: 4, 6.
+    """Return the source address of packets to backends on other nodes, by family (4, 6).
 
-    On the device towards other nodes, the address that serves node ports, else the primary one; else the
+    On the device towards other nodes: the address that serves node ports, else the primary one; else the
     node's own.
     """
     uses, direct = _uses(devices, node_ips, selection)
@@ -162,7 +162,7 @@ class NodePortMap(Protocol):
         ...
 
     def found_rules(self) -> FoundRules:
-        """Netfilter rules of other programs on the node; called in a thread."""
+        """Detect netfilter rules of other programs on the node; called in a thread."""
         ...
 
 
@@ -174,7 +174,7 @@ class KernelFacts:
 
     @staticmethod
     def provided(maps: Maps, reach: ServiceReach, programs: ServicePrograms) -> NodePortMap:
-        """The implementation for this node; selects the maps that clients outside need."""
+        """Select the maps that services for external clients need."""
         if reach.outside:
             maps.use("snat4", "snat6")
             if programs.accelerates:
@@ -190,7 +190,7 @@ class KernelFacts:
         self._maps.nodeport.update(bytes(4), config.pack())
 
     def found_rules(self) -> FoundRules:
-        """Netfilter rules of other programs on the node."""
+        """Detect netfilter rules of other programs on the node."""
         return found_rules()
 
 
@@ -243,7 +243,7 @@ class ForwardingSettings(Settings, frozen=True):
 
 
 class NodePortMode:
-    """How backends are selected for clients outside, and how packets reach and leave other nodes."""
+    """The algorithm and forwarding mode (SNAT, DSR) for external clients, as flags of the programs."""
 
     def __init__(self, settings: ForwardingSettings, programs: ServicePrograms, tunnel: PodTunnel) -> None:
         self._settings = settings
@@ -260,12 +260,12 @@ class NodePortMode:
         )
         """Whether services choose it by annotation.
 
-        Cilium 1.17 reads this annotation if the algorithm may be chosen; either setting enables it here.
-        Backends cannot answer clients directly after a tunnel.
+        Cilium 1.17 reads this annotation if the algorithm may be chosen; either setting enables it here. With
+        a tunnel, backends cannot answer clients directly.
         """
         self.flags = (
             NODEPORT_ON
-            | (_CHOSEN if self.services_choose_forwarding else _DIRECT[settings.bpf_lb_mode])
+            | (_CHOSEN_BY_SERVICES if self.services_choose_forwarding else _DIRECT[settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (settings.bpf_lb_algorithm == "maglev")
             | NODEPORT_XDP * programs.accelerates
         )
@@ -274,7 +274,7 @@ class NodePortMode:
         """The seeds of packets' hashes."""
 
     def check(self) -> None:
-        """Raise UsageError for a mode that is impossible with a tunnel."""
+        """Raise UsageError for a mode that does not work with a tunnel."""
         if self._tunnelled and (mode := self._settings.bpf_lb_mode) != "snat":
             raise UsageError(
                 f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
@@ -288,7 +288,7 @@ class NodePortMode:
 
 
 class NodePortSysctls:
-    """Sysctls for clients outside."""
+    """Sysctls for external clients: forwarding and reserved ports."""
 
     def __init__(
         self, settings: NodePortSettings, agent: AgentConfig, programs: ServicePrograms, sysctls: Sysctls
@@ -299,7 +299,7 @@ class NodePortSysctls:
         self._sysctls = sysctls
 
     def keep(self) -> None:
-        """Enable forwarding, and reserve ports of services. Raises HiveError."""
+        """Enable forwarding, and reserve the node port range. Raises HiveError."""
         if self._agent.ipv4:
             self._sysctls.keep(_FORWARDING)
         if self._agent.ipv6:
@@ -314,7 +314,7 @@ class NodePortSysctls:
 
 
 class ServingAddresses:
-    """Selects the node's addresses that serve clients outside, or reach backends on other nodes."""
+    """Selects the node's addresses that serve external clients, or reach backends on other nodes."""
 
     def __init__(
         self, settings: NodePortSettings, reach: ServiceReach, agent: AgentConfig, own: NodeAddresses
@@ -329,18 +329,18 @@ class ServingAddresses:
         self._selection = Selection(settings.nodeport_addresses, settings.direct_routing_device)
 
     def served(self, devices: Iterable[Device]) -> Mapping[IPAddress, NodePortAddress]:
-        """The addresses for node ports and host ports."""
+        """Return the addresses for node ports and host ports."""
         if not self._serves:
             return {}
         found = node_port_addresses(devices, self._node_ips(), self._selection)
         return {ip: row for ip, row in found.items() if self._on[ip.version]}
 
     def towards_nodes(self, devices: Iterable[Device]) -> str:
-        """The device towards other nodes; empty if there is none."""
+        """Return the device towards other nodes; empty if there is none."""
         return direct_device(devices, self._node_ips(), self._selection)
 
     def sources(self, devices: Iterable[Device]) -> tuple[IPv4Address, IPv6Address]:
-        """The source addresses of packets to backends on other nodes; unspecified in disabled families."""
+        """Return the source addresses towards other nodes; unspecified in disabled families."""
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
         return (
@@ -353,7 +353,7 @@ class ServingAddresses:
 
 
 class NodePorts:
-    """Serves clients outside; the table of addresses is empty on a node that does not."""
+    """Configures services for external clients; the table of addresses is empty if they are disabled."""
 
     def __init__(
         self,
@@ -380,32 +380,32 @@ class NodePorts:
             "node-port-addresses", self._served, *sources
         )
         """The addresses that serve node ports."""
-        self._read_others = facts.found_rules
+        self._found_rules = facts.found_rules
         self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, *sources)
-        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, *sources)
-        reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
-        tables.add(self.addresses, self._facts, reconciler.statuses)
+        self._configs: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, *sources)
+        reconciler = Reconciler(self._configs, _NodePortTarget(facts), full_every=INTERVAL)
+        tables.add(self.addresses, self._configs, reconciler.statuses)
         lifecycle.append(Hook("prepare services for external clients", self._start))
         jobs.observe("reconcile", reconciler)
         if reach.outside:
-            jobs.one_shot("look-for-kube-proxy", self._look_for_others)
+            jobs.one_shot("look-for-kube-proxy", self._log_netfilter_rules)
 
     @property
     def direct_device(self) -> str:
         """The device towards other nodes; empty if there is none."""
-        return self._direct.get(_ONLY) or ""
+        return self._direct.get(_NODE) or ""
 
     def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
-        return {_ONLY: self._serving.towards_nodes(devices)}
+        return {_NODE: self._serving.towards_nodes(devices)}
 
     def _served(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[IPAddress, NodePortAddress]:
         return self._serving.served(devices)
 
     def _wanted(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, NodePortConfig]:
         if not self._reach.outside:
-            return {_ONLY: NodePortConfig()}
+            return {_NODE: NodePortConfig()}
         ipv4, ipv6 = self._serving.sources(devices)
-        return {_ONLY: NodePortConfig(self._mode.flags, ipv4, ipv6, self._mode.seed)}
+        return {_NODE: NodePortConfig(self._mode.flags, ipv4, ipv6, self._mode.seed)}
 
     async def _start(self) -> None:
         if not self._reach.outside:
@@ -418,10 +418,10 @@ class NodePorts:
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
         self._log.info("external clients are served", node_port_addresses=served)
 
-    async def _look_for_others(self) -> None:
-        """Log rules of other programs. A job, as reading many rules takes long, and nothing depends on it."""
+    async def _log_netfilter_rules(self) -> None:
+        """Log rules of other programs. A separate job, as listing many rules takes long."""
         try:
-            found = await to_thread.run_sync(self._read_others)
+            found = await to_thread.run_sync(self._found_rules)
         except OSError as error:
             self._log.warning("netfilter rules of other programs cannot be listed", error=str(error))
             return
@@ -439,34 +439,34 @@ class NodePorts:
             )
 
 
-_ONLY: Final = "node"
-_CHOSEN: Final = NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
+_NODE: Final = "node"
+_CHOSEN_BY_SERVICES: Final = NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 _DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER}
 
 
-class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
-    """The map hive_nodeport as a reconciler's target."""
+class _NodePortTarget(Target[str, NodePortConfig, NodePortConfig]):
+    """The target of the reconciler: the map hive_nodeport."""
 
     def __init__(self, facts: NodePortMap) -> None:
-        self._facts = facts
+        self._configs = facts
 
     async def observe(self) -> Mapping[str, NodePortConfig]:
         """The present configuration."""
-        return {_ONLY: self._facts.read()}
+        return {_NODE: self._configs.read()}
 
     async def put(self, batch: Mapping[str, NodePortConfig]) -> None:
         """Write the changed configuration."""
         for row in batch.values():
-            self._facts.write(row)
+            self._configs.write(row)
 
     async def drop(self, batch: Collection[str]) -> None:
         """Clear the configuration; the table always has a row."""
         for _ in batch:
-            self._facts.write(NodePortConfig())
+            self._configs.write(NodePortConfig())
 
 
 def node_port_features(mode: NodePortMode, programs: ServicePrograms) -> Member[Collector]:
-    """How clients outside are served, as a feature in use."""
+    """Report how external clients are served, as a feature in use."""
     value = (mode.forwarding, mode.algorithm, programs.acceleration)
     return features("node-port-features", lambda: {"adv_connect_and_lb_node_port_configuration": value})
 

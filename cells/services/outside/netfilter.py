@@ -1,7 +1,9 @@
-"""Detects netfilter rules of other programs in this network namespace; it never changes them.
+"""Detects netfilter rules of other programs in this network namespace, without changing them.
 
-Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel include/uapi/linux/
-        netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).
+``outside`` logs them at start-up.
+
+Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel
+include/uapi/linux/netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _LEGACY: Final = (
 
 
 def found_rules() -> FoundRules:
-    """Detect rules, except for address families other than IP. Raises OSError."""
+    """Detect rules of IPv4, IPv6 and inet. Raises OSError."""
     found = FoundRules([], [])
     for of_kube_proxy, name in (*_by_nftables(), *_by_iptables_legacy()):
         where = found.kube_proxy if of_kube_proxy else found.others
@@ -89,7 +91,7 @@ def _name(text: bytes) -> str:
 
 
 def _rules_of(chain: dict[int, bytes]) -> int:
-    """Number of a base chain's rules; 0 for a chain that is only a target of jumps."""
+    """Return the number of a base chain's rules; 0 for other chains, which only jumps reach."""
     return int.from_bytes(chain.get(_CHAIN_USE, b""), "big") if _CHAIN_HOOK in chain else 0
 
 
@@ -108,7 +110,7 @@ def _by_iptables_legacy() -> Iterator[tuple[bool, str]]:
 
 
 def _entries(legacy: _Legacy, table: bytes) -> bytes:
-    """The entries of a table as raw bytes; empty if it has only the hooks' policies and the end."""
+    """Return the raw entries of a table; empty if it has only the hooks' policies and the end marker."""
     with socket.socket(legacy.family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
         info = _get(sock, legacy.level, _GET_INFO, table.ljust(84, b"\0"))
         (hooks,) = struct.unpack_from("I", info, _HOOKS_AT)
@@ -119,7 +121,7 @@ def _entries(legacy: _Legacy, table: bytes) -> bytes:
 
 
 def _get(sock: socket.socket, level: int, option: int, asked: bytes) -> bytes:
-    """Like socket.getsockopt(), but with a buffer that the kernel reads, too."""
+    """Call getsockopt(2) with a buffer that the kernel also reads."""
     libc = ctypes.CDLL(None, use_errno=True)
     answer = ctypes.create_string_buffer(asked, len(asked))
     length = ctypes.c_uint(len(asked))

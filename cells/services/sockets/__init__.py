@@ -72,9 +72,9 @@ OLDEST: Final = (5, 18)
 
 
 class SocketLB:
-    """Attaches the programs at the start, and reattaches missing ones every 30 seconds.
+    """Attaches the programs at start-up, and checks every 30 seconds that they are attached.
 
-    A failure to attach does not stop the node's start: health is degraded, and it is retried.
+    A failure to attach does not stop the agent's start: health is degraded, and attaching is retried.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SocketLB:
         self._hooks = hooks
         self._health = health.child("programs")
         self._log = log
-        self._one = CapacityLimiter(1)
+        self._limiter = CapacityLimiter(1)
         self._attached = False
         lifecycle.append(Hook("attach to sockets", self._start, self._stop))
         if self.enabled:
@@ -112,7 +112,7 @@ class SocketLB:
             await self._attach()
             return
         self._hooks.configure(self._config())
-        if missing := await to_thread.run_sync(self._hooks.missing, limiter=self._one):
+        if missing := await to_thread.run_sync(self._hooks.missing, limiter=self._limiter):
             self.found += len(missing)
             self._health.degraded(f"detached: {', '.join(missing)}")
             await self._attach()
@@ -121,7 +121,7 @@ class SocketLB:
 
     async def _start(self) -> None:
         if not self.enabled:
-            if taken := await to_thread.run_sync(self._hooks.take_off, limiter=self._one):
+            if taken := await to_thread.run_sync(self._hooks.take_off, limiter=self._limiter):
                 self._log.info("services are no longer served at sockets", programs=len(taken))
             return
         check_kernel(os.uname().release)
@@ -142,7 +142,7 @@ class SocketLB:
         try:
             self._hooks.configure(self._config())
             root, changed = await to_thread.run_sync(
-                self._hooks.attach, asked or DEFAULT_CGROUP_ROOT, limiter=self._one
+                self._hooks.attach, asked or DEFAULT_CGROUP_ROOT, limiter=self._limiter
             )
         except (OSError, HiveError) as error:
             self._health.degraded(str(error))
@@ -173,7 +173,7 @@ class SocketLB:
 
 
 def check_kernel(release: str) -> None:
-    """Raise UsageError if the kernel has no bpf_set_retval for programs at sockets."""
+    """Raise UsageError if the kernel does not support bpf_set_retval in socket programs."""
     version = version_of(release)
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -198,7 +198,7 @@ TCP, UDP, ANY = 6, 17, 0
 
 
 class SocketTermination:
-    """Closes sockets of removed backends, if services are served at sockets."""
+    """Destroys sockets connected to removed backends, if services are translated at sockets."""
 
     def __init__(
         self,
@@ -211,23 +211,23 @@ class SocketTermination:
         log: Logger,
     ) -> None:
         self.ended = 0
-        """Number of closed sockets."""
+        """Number of destroyed sockets."""
         self._served = served
         self._kernel = kernel
         self._log = log
         self._protocols = (UDP, TCP) if settings.bpf_lb_sock_terminate_all_protos else (UDP,)
         self._pods = settings.bpf_lb_sock_terminate_pod_connections and not sockets.host_only
-        self._checked: set[ReverseSkKey] = set()
+        self._stale_sockets: set[ReverseSkKey] = set()
         self._due = asyncio.Event()
         if sockets.enabled:
             jobs.one_shot("watch for removed backends", self._watch)
             jobs.observe("close sockets of removed backends", self._checks, self._check)
 
     async def _watch(self) -> None:
-        """Schedule a check at the start, for earlier removals, and after each removal of a backend.
+        """Schedule a check at start-up, for earlier removals, and after each removal of a backend.
 
-        It must not wait for a check: changes of a row that queue up are merged, and a backend that was added
-        and removed meanwhile would be missed.
+        It must not wait for a check: queued changes of a row are merged, and a backend added and removed
+        meanwhile would be missed.
         """
         changes = self._served.changes()
         await self._served.wait_initialized()
@@ -238,7 +238,7 @@ class SocketTermination:
                 self._due.set()
 
     async def _checks(self) -> AsyncIterator[None]:
-        """An item for each scheduled check."""
+        """Yield once for each scheduled check."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -248,7 +248,7 @@ class SocketTermination:
         remembered = await to_thread.run_sync(lambda: list(self._kernel.remembered()))
         frontends = {each.id: each for each in self._served.all()}  # read after the map, so never older
         stale = {key for key, value in remembered if not still_serves(frontends, key, value)}
-        fresh = stale - self._checked
+        fresh = stale - self._stale_sockets
         if fresh:
             ended = await to_thread.run_sync(
                 partial(self._kernel.end, fresh, self._protocols, pods=self._pods)
@@ -256,7 +256,7 @@ class SocketTermination:
             self.ended += ended
             if ended:
                 self._log.info("closed sockets that were connected to removed backends", sockets=ended)
-        self._checked = stale  # after an error, they are checked again
+        self._stale_sockets = stale  # after an error, they are checked again
 
 
 def lost_backends(change: Change[FrontendKey, ServedFrontend], protocols: Iterable[int]) -> bool:
@@ -282,7 +282,7 @@ def still_serves(frontends: Mapping[int, ServedFrontend], sent: ReverseSkKey, as
 
 
 def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[Collector]:
-    """Counters of repaired programs and closed sockets."""
+    """Count repaired programs and destroyed sockets."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Socket programs that others detached or replaced."

@@ -1,4 +1,8 @@
-"""Socket load balancing in the kernel: attached programs, their map of sockets, and closing sockets."""
+"""Socket load balancing in the kernel: attached programs, the socket reverse NAT maps, and sock_diag.
+
+``SocketLB`` attaches through SocketHooks; ``SocketTermination`` lists and destroys sockets through
+SocketKernel.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +76,14 @@ class SocketDiag:
         self._socket.close()
 
     def with_peers(self, protocol: int) -> Iterator[DiagSocket]:
-        """Every socket of the protocol, TCP or UDP, that has a peer."""
+        """Yield every connected socket of the protocol, TCP or UDP."""
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _REQUEST_BODY.pack(family, protocol, 0, 0, _WITH_PEER) + bytes(48)
             self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, body)
             yield from self._answers(family)
 
     def destroy(self, found: DiagSocket, protocol: int) -> bool:
-        """Close the socket: its owner gets ECONNABORTED. False if it is already closed, or has changed."""
+        """Destroy a socket: its owner gets ECONNABORTED. False if it is already closed or has changed."""
         body = _REQUEST_BODY.pack(found.family, protocol, 0, 0, _WITH_PEER) + found.id
         self._send(_SOCK_DESTROY, _REQUEST | _ACK, body)
         data = self._socket.recv(1 << 16)
@@ -109,11 +113,11 @@ class SocketDiag:
                         text = "sockets cannot be listed: the kernel has no CONFIG_INET_UDP_DIAG"
                         raise OSError(-code, text)
                     raise OSError(-code, os.strerror(-code))
-                yield _described(family, data[at + _HEADER.size : at + length])
+                yield _parse_socket(family, data[at + _HEADER.size : at + length])
                 at += (length + 3) & ~3
 
 
-def _described(family: int, message: bytes) -> DiagSocket:
+def _parse_socket(family: int, message: bytes) -> DiagSocket:
     name = message[_MESSAGE.size : _MESSAGE.size + _ID.size + _ID_TAIL.size]
     _, port, _, peer = _ID.unpack_from(name)
     _, cookie = _ID_TAIL.unpack_from(name, _ID.size)
@@ -168,7 +172,7 @@ _INDEX: Final = bytes(4)
 
 
 class SocketHooks(Protocol):
-    """The programs at sockets. Except configure(), only for one worker thread at a time.
+    """The socket programs. Except configure(), only for one worker thread at a time.
 
     All methods raise OSError and HiveError.
     """
@@ -178,15 +182,15 @@ class SocketHooks(Protocol):
         ...
 
     def attach(self, cgroup_root: Path) -> tuple[CgroupRoot, list[str]]:
-        """Attach to a control group, mounting it if necessary; returns the names of changed programs."""
+        """Attach to a cgroup, mounting it if necessary; return the names of changed programs."""
         ...
 
     def missing(self) -> list[str]:
-        """Names of programs that were detached or replaced since attach()."""
+        """Return the names of programs that were detached or replaced since attach()."""
         ...
 
     def take_off(self) -> list[str]:
-        """Detach all programs; returns their names."""
+        """Detach all programs; return their names."""
         ...
 
     def close(self) -> None:
@@ -195,19 +199,19 @@ class SocketHooks(Protocol):
 
 
 class SocketKernel(Protocol):
-    """Sockets, and the programs' map of them. For a worker thread; all methods raise OSError."""
+    """Translated sockets and their reverse NAT entries. For a worker thread; methods raise OSError."""
 
     def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
-        """Sockets with their backends, and the requested services."""
+        """Yield the socket reverse NAT entries: sockets with their backends and services."""
         ...
 
     def end(self, sent: Iterable[ReverseSkKey], protocols: Iterable[int], *, pods: bool) -> int:
-        """Close sockets connected to these backends, with ``pods`` in pods, too; returns how many."""
+        """Destroy sockets connected to these backends, with ``pods`` also in pods; return how many."""
         ...
 
 
 class KernelSocketHooks:
-    """The programs in the kernel."""
+    """The socket programs in the kernel."""
 
     def __init__(self, agent: AgentConfig, maps: Maps) -> None:
         self._agent = agent
@@ -246,14 +250,14 @@ class KernelSocketHooks:
 
 
 class KernelSockets:
-    """The sockets of the kernel."""
+    """The sockets and reverse NAT maps in the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, settings: SocketLBSettings, services: ServiceReach) -> SocketKernel:
-        """The implementation for this node."""
+        """Select the maps, if services are translated at sockets."""
         if settings.serves(services):
             maps.use("reverse_sk4", "reverse_sk6")
         return KernelSockets(maps)
@@ -283,10 +287,10 @@ class KernelSockets:
             return bool(wanted)
 
         run_in_each(work, others=pods)
-        self._forget(ended)
+        self._delete_entries(ended)
         return len(ended)
 
-    def _forget(self, keys: Iterable[ReverseSkKey]) -> None:
+    def _delete_entries(self, keys: Iterable[ReverseSkKey]) -> None:
         maps = self._maps
         with (
             map_by_id(maps.reverse_sk4.id, writable=True) as table4,

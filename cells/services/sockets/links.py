@@ -1,7 +1,7 @@
-"""The programs at sockets: loaded, linked to a control group, pinned.
+"""BPF links of the socket programs: load, attach to the root cgroup, pin, replace and detach.
 
-A link holds one program at one hook. Its pin outlives the agent; another build replaces the program of the
-link, and no call on a socket runs without a program.
+``KernelSocketHooks`` uses them. A pinned link outlives the agent, and a new build replaces its program
+atomically, so every socket call runs one.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ class CgroupRoot(msgspec.Struct, frozen=True):
 
 
 def find_root(path: Path) -> CgroupRoot:
-    """The control group at ``path``; cgroup v2 is mounted there if necessary.
+    """Return the cgroup at ``path``; mount cgroup v2 there if necessary.
 
-    Raises HiveError, one line.
-
-    Touches the kernel: for a worker thread.
+    Raises HiveError with one line. Blocking system calls: run in a worker thread.
     """
     try:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -73,7 +71,7 @@ def find_root(path: Path) -> CgroupRoot:
 
 
 def filesystem_type(path: Path) -> int:
-    """The filesystem's f_type, see statfs(2). Raises OSError."""
+    """Return the filesystem's f_type, see statfs(2). Raises OSError."""
     answer = (ctypes.c_long * 32)()
     _check(_libc().statfs(os.fsencode(path), answer), path)
     return int(answer[0])
@@ -115,7 +113,7 @@ HOOKS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 class SocketPrograms:
-    """The links of this node. For one worker thread at a time; all methods raise BpfError and LoadError."""
+    """The links of this node. For one worker thread at a time; methods raise BpfError and LoadError."""
 
     def __init__(self, pins: Path, data: bytes, tables: Collection[Map]) -> None:
         self._pins = pins
@@ -124,7 +122,7 @@ class SocketPrograms:
         self._links: dict[str, int] = {}
 
     def attach(self, root: CgroupRoot) -> list[str]:
-        """Attach the programs to every hook of the control group; returns the names of changed links.
+        """Attach the programs to every hook of the cgroup; return the names of changed links.
 
         Up-to-date links are not touched.
         """
@@ -142,7 +140,7 @@ class SocketPrograms:
                 os.close(group)
 
     def missing(self, root: CgroupRoot) -> list[str]:
-        """Names of links that were detached, unpinned or replaced since :meth:`attach`."""
+        """Return the names of links that were detached, unpinned or replaced since :meth:`attach`."""
         return [name for name in HOOKS if not self._is_current(name, root)]
 
     def close(self) -> None:
@@ -152,7 +150,7 @@ class SocketPrograms:
         self._links.clear()
 
     def _attach_one(self, name: str, program: int, group: int, group_id: int) -> bool:
-        """Attach one program; whether anything changed."""
+        """Attach one program; return whether anything changed."""
         path = self._pins / name
         link = self._links.pop(name, None)
         if link is None:
@@ -188,7 +186,7 @@ class SocketPrograms:
 
 
 def detach_all(pins: Path) -> list[str]:
-    """Detach an agent's programs and remove the pins; returns their names. Raises OSError."""
+    """Detach all programs and remove their pins; return their names. Raises OSError."""
     found = [name for name in HOOKS if (pins / name).exists()]
     for name in found:
         link = _open(pins / name)
@@ -220,7 +218,7 @@ def _pinned(path: Path, number: int) -> bool:
 
 
 def _runs(info: CgroupLinkInfo, program: int, tables: Collection[Map]) -> bool:
-    """Whether the link has this program with these maps."""
+    """Whether the link runs this program with these maps."""
     try:
         current = program_by_id(info.program)
     except BpfError:

@@ -221,7 +221,7 @@ async def test_an_object_has_the_last_word_of_its_service(folder: Path) -> None:
 async def test_a_manual_service_that_does_not_fit_the_maps_is_refused_and_the_previous_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manual, "PATIENCE", 0.2)
+    monkeypatch.setattr(manual, "WRITE_TIMEOUT", 0.2)
     maps = FakeServiceMaps()
     async with served(folder, maps) as client:
         await eventually(lambda: maps.slots() == 2)

@@ -84,3 +84,20 @@ async def test_a_backend_that_was_taken_out_of_use_stays_so() -> None:
     states = {str(one.address.ip): one.state for one in found.backends.values()}
     assert states.pop("10.0.0.1") is BackendState.ACTIVE
     assert set(states.values()) == {BackendState.MAINTENANCE}
+
+
+@pytest.mark.parametrize("protocol", [0, 6])
+async def test_a_start_with_empty_maps_creates_no_address_without_protocol_per_service(
+    protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = target(Kernel(), protocol, BackendState.ACTIVE)
+    created = []
+    read_address = ServiceAddress.read
+
+    def read_and_count(raw: bytes) -> ServiceAddress:
+        created.append(raw)
+        return read_address(raw)
+
+    monkeypatch.setattr(ServiceAddress, "read", read_and_count)
+    assert len(await own.observe()) == COUNT
+    assert created == []
