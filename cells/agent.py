@@ -52,7 +52,7 @@ from cells.config import drift as config_drift
 from cells.config import shared as service_settings
 from cells.datapath import conntrack
 from cells.encryption import wireguard
-from cells.encryption.ipsec import custodian as ipsec
+from cells.encryption.ipsec import reconciler as ipsec
 from cells.endpoint import ciliumendpoint, routes
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint

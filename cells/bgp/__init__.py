@@ -1,7 +1,7 @@
-"""BGP: this node's routes announced to the network by a speaker, a process of its own.
+"""Settings of BGP: the agent announces this node's routes by a speaker process, gobgpd.
 
-Why: pods and services are reached from outside without NAT where the network's routers know the way. The
-     speaker is gobgpd: a restart of the agent touches no session, so it withdraws nothing.
+Why: routers of the network route to pods and services, which are then reachable from outside without NAT.
+     gobgpd runs separately, so restarting the agent neither ends sessions nor withdraws routes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lifecycle import Settings
 __all__ = ["FOLDER", "BGPSettings", "SpeakerSettings"]
 
 FOLDER: Final = "bgp"
-"""Of speakers, below state-dir."""
+"""Directory of the speakers' sockets, logs and records, below state-dir."""
 
 
 class BGPSettings(Settings, frozen=True):

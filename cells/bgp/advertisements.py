@@ -1,6 +1,8 @@
-"""Routes and export policies of CiliumBGPAdvertisements: for this node's ranges, pools and services.
+"""Compute the routes and export policies of CiliumBGPAdvertisements.
 
-Why:    services are a table of their own: a backend that comes or goes on another node changes no row of it.
+Input:  advertisements; pod CIDRs of this node, CiliumPodIPPools, services and EndpointSlices.
+Output: the table ``bgp-services``; by Announced.to(), the policy statements of a peer and address family.
+Why:    services have their own table, so backends that are added or removed on other nodes change no row.
 Source: Cilium 1.17, BGP control plane; Kubernetes, virtual IPs and service proxies: traffic policies.
 """
 
@@ -37,7 +39,7 @@ from cells.services.model.claims import EXTERNAL_IPS, INGRESS, RefusedAddress
 from lifecycle import ReadTable
 
 __all__ = [
-    "MOST_32",
+    "MAX_32",
     "Announced",
     "AnnouncedPool",
     "AnnouncedService",
@@ -50,15 +52,15 @@ __all__ = [
 ]
 
 
-MOST_32: Final = 0xFFFFFFFF
+MAX_32: Final = 0xFFFFFFFF
 
 
 class BadValueError(ValueError):
-    """Raised for a bad value of a resource; the text has what was found and expected."""
+    """An invalid value of a resource; the message has the value and what was expected."""
 
 
 def decimal(text: str, most: int) -> int | None:
-    """The number in a text of decimal digits; None for other texts and larger numbers."""
+    """Parse decimal digits; None for other texts and for numbers above ``most``."""
     if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most:
         return int(text)
     return None
@@ -84,13 +86,13 @@ class AnnouncedService(msgspec.Struct, frozen=True):
 
     key: Key
     labels: Mapping[str, str]
-    """With NAME and NAMESPACE."""
+    """Labels of the service, with NAME and NAMESPACE."""
     addresses: tuple[tuple[str, IPNetwork], ...]
-    """Each with its type: LoadBalancerIP, ClusterIP, ExternalIP."""
+    """Address type (LoadBalancerIP, ClusterIP, ExternalIP) and address."""
 
 
 class LocalBackends(NamedTuple):
-    """The families of a service's backends on this node that take new connections."""
+    """The address families in which a service has ready, non-terminating backends on this node."""
 
     service: Key
     families: frozenset[Family]
@@ -102,7 +104,7 @@ def announced_services(
     refused: ReadTable[tuple[str, str, str], RefusedAddress],
     node: str,
 ) -> ReadTable[tuple[str, str], AnnouncedService]:
-    """The table ``bgp-services``; a changed object recomputes its service only."""
+    """Return the table ``bgp-services``; a changed object recomputes only its service."""
 
     def local(endpoints: EndpointSlice) -> Iterator[tuple[Key, Key, Family]]:
         kinds = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
@@ -128,7 +130,7 @@ def announced_services(
 
 
 def _has_local(endpoints: EndpointSlice, node: str) -> bool:
-    """Whether a backend on the node is ready and not terminating."""
+    """Return whether an endpoint of this node is ready and not terminating."""
     return any(
         one.node_name == node and one.conditions.ready is not False and not one.conditions.terminating
         for one in endpoints.endpoints or ()
@@ -139,13 +141,15 @@ def _announced(
     backed: tuple[Service, LocalBackends | None], refused: frozenset[tuple[str, object]] | None
 ) -> AnnouncedService:
     service, backends = backed
-    spec, here = service.spec, backends.families if backends is not None else frozenset()
+    spec, local_families = service.spec, backends.families if backends is not None else frozenset()
     texts: list[tuple[str, str, str, str]] = []
     if spec.type == "LoadBalancer" and spec.load_balancer_class in {None, BGP_CLASS}:
         ingress = service.status.load_balancer.ingress or ()
-        outside = spec.external_traffic_policy
-        texts += [(LOAD_BALANCER_IP, INGRESS, each.ip, outside) for each in ingress if each.is_of_nodes]
-    if spec.type != "ExternalName":  # no node serves its externalIPs
+        external_policy = spec.external_traffic_policy
+        texts += [
+            (LOAD_BALANCER_IP, INGRESS, each.ip, external_policy) for each in ingress if each.is_of_nodes
+        ]
+    if spec.type != "ExternalName":  # externalIPs of ExternalName services have no frontends
         texts += [
             (EXTERNAL_IP, EXTERNAL_IPS, text, spec.external_traffic_policy)
             for text in spec.external_ips or ()
@@ -159,7 +163,7 @@ def _announced(
             ip = ip_address(text)
         except ValueError:  # a name
             continue
-        if (part, ip) not in (refused or ()) and (policy != _LOCAL or Family.of(ip) in here):
+        if (part, ip) not in (refused or ()) and (policy != _LOCAL or Family.of(ip) in local_families):
             found[address_type, ip_network(ip)] = None
     labels = {**service.labels, NAME: service.name, NAMESPACE: service.namespace}
     return AnnouncedService(service.key, labels, tuple(found))
@@ -169,23 +173,23 @@ def _announced(
 
 
 class AnnouncedPool(NamedTuple):
-    """The ranges of a pool on this node."""
+    """The ranges of a CiliumPodIPPool on this node."""
 
     name: str
     labels: Mapping[str, str]
     cidrs: tuple[IPNetwork, ...]
     mask_sizes: Mapping[Family, int]
-    """Prefix lengths of the ranges that nodes get."""
+    """Prefix lengths of the ranges that nodes allocate from the pool."""
 
     @property
     def selectable(self) -> dict[str, str]:
-        """Its labels, and those that selectors see on every pool."""
+        """Labels of the pool, with those that Cilium adds for selectors."""
         own = {"io.cilium.podippool.name": self.name, "io.cilium.podippool.namespace": ""}
         return {**self.labels, **own}
 
 
 def announced_pools(pools: Iterable[CiliumPodIPPool], ranges: Iterable[PodRange]) -> Iterator[AnnouncedPool]:
-    """The pools that this node announces ranges of."""
+    """Yield the pools from which this node has ranges."""
     cidrs: dict[str, list[IPNetwork]] = {}
     for row in ranges:
         cidrs.setdefault(row.pool, []).append(row.network)
@@ -203,14 +207,14 @@ _UNICAST: Final = {IPV4_UNICAST: Family.IPV4, IPV6_UNICAST: Family.IPV6}
 
 
 class _Attributes(NamedTuple):
-    """Attributes that are added to routes."""
+    """Path attributes that a policy adds to routes."""
 
     communities: tuple[int, ...] = ()
     large: tuple[tuple[int, int, int], ...] = ()
     preference: int | None = None
 
     def united(self, other: _Attributes) -> _Attributes:
-        """Both: all communities, and the higher preference."""
+        """Return the union of communities, with the higher local preference."""
         preferences = [one for one in (self.preference, other.preference) if one is not None]
         return _Attributes(
             tuple(dict.fromkeys((*self.communities, *other.communities))),
@@ -220,23 +224,23 @@ class _Attributes(NamedTuple):
 
 
 class _Routes(NamedTuple):
-    """Routes of one pool or service, or of the node."""
+    """Routes of one pool or service, or the pod CIDRs of the node."""
 
     name: str
-    """The part of a policy's name after peer and family."""
+    """Suffix of the policy name, after peer and family."""
     matches: tuple[PrefixMatch, ...]
-    """Sorted; each network is a route."""
+    """Sorted prefix matches; the network of each is a route."""
 
 
-class _Entry(NamedTuple):
-    """One advertisement of an object, with all that it announces of each family."""
+class _EntryRoutes(NamedTuple):
+    """One advertisement of a CiliumBGPAdvertisement, with the routes that it selects by family."""
 
     attributes: _Attributes
     routes: Mapping[Family, Sequence[_Routes]]
 
 
 class Announced:
-    """The routes of advertisements, computed once for all peers."""
+    """The routes of all advertisements, computed once for all peers."""
 
     def __init__(
         self,
@@ -248,24 +252,24 @@ class Announced:
         self._pod_cidrs, self._pools, self._services = pod_cidrs, pools, services
         self.faults: list[BGPFault] = []
         """Advertisements that cannot be applied."""
-        self._objects: list[tuple[dict[str, str], list[_Entry]]] = []
+        self._objects: list[tuple[dict[str, str], list[_EntryRoutes]]] = []
         for each in sorted(advertisements, key=lambda one: one.name):
-            entries: list[_Entry] = []
+            entries: list[_EntryRoutes] = []
             for entry in each.spec.advertisements:
                 try:
-                    attributes, routes = _attributes(entry.attributes), _by_family(self._routes(entry))
+                    attributes, routes = _attributes(entry.attributes), _grouped_routes(self._routes(entry))
                 except BadValueError as error:
                     subject = f"CiliumBGPAdvertisement/{each.name}"
                     fault = BGPFault("", subject, f"{entry.advertisement_type} is not announced: {error}")
                     self.faults.append(fault)
                     continue
-                entries.append(_Entry(attributes, routes))
+                entries.append(_EntryRoutes(attributes, routes))
             self._objects.append((each.labels, entries))
 
     def to(
         self, peer: BGPPeer, family: AfiSafi, selector: LabelSelector | None
     ) -> Iterator[tuple[str, PolicyStatement]]:
-        """The policies of a peer by name, each with a statement that matches the routes of a family."""
+        """Yield the policies of a peer for a family: name and statement that matches the routes."""
         version = _UNICAST.get(family)
         if selector is None or version is None:
             return
@@ -288,7 +292,7 @@ class Announced:
                 yield f"{peer.name}-{family.afi}-{name}", statement
 
     def _routes(self, entry: BGPAdvertisement) -> Iterator[_Route]:
-        """Raises BadValueError."""
+        """Yield the routes that an advertisement selects. Raises BadValueError."""
         if entry.advertisement_type == POD_CIDR:
             yield from ((POD_CIDR, cidr, cidr.prefixlen) for cidr in self._pod_cidrs)
         elif entry.advertisement_type == POOL:
@@ -305,7 +309,7 @@ class Announced:
 
 
 def _unite(parts: list[tuple[_Routes, _Attributes]], routes: _Routes, attributes: _Attributes) -> None:
-    """Unite advertisements of the same routes. Several services may share a name."""
+    """Add routes to a policy, or unite the attributes if it has them. Services may share a policy name."""
     for number, (known, before) in enumerate(parts):
         if known.matches == routes.matches:
             parts[number] = known, before.united(attributes)
@@ -314,11 +318,11 @@ def _unite(parts: list[tuple[_Routes, _Attributes]], routes: _Routes, attributes
 
 
 _Route = tuple[str, IPNetwork, int]
-"""The part of a policy's name, the route, and the prefix length to match."""
+"""Suffix of the policy name, the route, and the prefix length to match."""
 
 
-def _by_family(routes: Iterable[_Route]) -> dict[Family, list[_Routes]]:
-    """The routes of each family, grouped by name."""
+def _grouped_routes(routes: Iterable[_Route]) -> dict[Family, list[_Routes]]:
+    """Group routes by family and policy name."""
     grouped: dict[Family, dict[str, set[PrefixMatch]]] = {family: {} for family in Family}
     for name, network, length in routes:
         members = grouped[Family.of(network)].setdefault(name, set())
@@ -347,12 +351,12 @@ def _service_routes(
 
 
 def _attributes(given: BGPAttributes | None) -> _Attributes:
-    """Raises BadValueError."""
+    """Parse the attributes of an advertisement. Raises BadValueError."""
     if given is None:
         return _Attributes()
     preference = given.local_preference or None  # 0 is the same as none to a speaker
-    if preference is not None and not 0 < preference <= MOST_32:
-        raise BadValueError(f"localPreference={preference}: expected 0 to {MOST_32}")
+    if preference is not None and not 0 < preference <= MAX_32:
+        raise BadValueError(f"localPreference={preference}: expected 0 to {MAX_32}")
     if (communities := given.communities) is None:
         return _Attributes(preference=preference)
     standard = [_standard(text) for text in communities.standard or ()]
@@ -365,18 +369,18 @@ def _attributes(given: BGPAttributes | None) -> _Attributes:
 
 
 def _standard(text: str) -> int:
-    """RFC 1997: two numbers of 16 bits, or one of 32."""
-    parts = _numbers(text, MOST_32 if ":" not in text else 0xFFFF)
+    """Parse a community (RFC 1997): two numbers of 16 bits, or one of 32."""
+    parts = _numbers(text, MAX_32 if ":" not in text else 0xFFFF)
     if len(parts) == 1:
         return parts[0]
     if len(parts) == 2:
         return parts[0] << 16 | parts[1]
-    raise BadValueError(f"community {text}: expected 0 to {MOST_32}, or two numbers such as 65000:100")
+    raise BadValueError(f"community {text}: expected 0 to {MAX_32}, or two numbers such as 65000:100")
 
 
 def _large(text: str) -> tuple[int, int, int]:
-    """RFC 8092: three numbers of 32 bits."""
-    parts = _numbers(text, MOST_32)
+    """Parse a large community (RFC 8092): three numbers of 32 bits."""
+    parts = _numbers(text, MAX_32)
     if len(parts) != 3:
         raise BadValueError(f"large community {text}: expected three numbers such as 65000:1:2")
     return parts[0], parts[1], parts[2]

@@ -1,12 +1,12 @@
-"""The BGP control plane: follows resources, plans instances, runs their speakers, and reports sessions.
+"""The cell of the BGP control plane: watches resources, plans instances, runs speakers and reports sessions.
 
-Source:     the kinds of BGP, Secrets of one namespace, services, pools, this node.
-Controller: the table ``bgp-plans``, a row for each instance, and from it ``bgp-instances``, ``bgp-peers``,
-            ``bgp-policies`` and ``bgp-paths``, which speakers are made equal to, and ``bgp-faults``.
-Reconciler: ``bgp-node-status``, from plans and observed sessions, in; the status of this node's
-            CiliumBGPNodeConfig out.
-Why:        without enable-bgp-control-plane no resource is followed, and most modules are not imported.
-Source:     Cilium 1.17, BGP control plane.
+Input:  BGP resources, Secrets of one namespace, services, pools, the local node.
+Output: the table ``bgp-plans``, a row per instance; derived from it ``bgp-instances``, ``bgp-peers``,
+        ``bgp-policies`` and ``bgp-paths``, which are reconciled with speakers, and ``bgp-faults``; from
+        plans and observed sessions ``bgp-node-status``, written to the status of this node's
+        CiliumBGPNodeConfig.
+Why:    without enable-bgp-control-plane, no resource is watched and most modules are not imported.
+Source: Cilium 1.17, BGP control plane.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ if TYPE_CHECKING:
 __all__ = ["BGPControl", "cell"]
 
 WITH_RANGES: Final = frozenset({"kubernetes", "cluster-pool"})
-"""IPAM modes in which a node has ranges of its own, which advertisements of type PodCIDR announce."""
+"""IPAM modes in which a node has pod CIDRs, which advertisements of type PodCIDR announce."""
 WITH_POOLS: Final = "multi-pool"
 STATUS_RATE: Final = RateLimit(1, per=2.0, burst=2)
-"""How often the status is written: each route changes the counts of routes in it."""
+"""Limits writes of the status, which changes with every route because it has route counts."""
 STATUS_SWEEP: Final = seconds(60)
 
 
 class BGPResources:
-    """The resources of BGP, followed if enable-bgp-control-plane is set."""
+    """Tables of the BGP resources, watched if enable-bgp-control-plane is set."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class BGPResources:
         lifecycle: Lifecycle,
     ) -> None:
         self.enabled = settings.enable_bgp_control_plane
-        """Whether BGP is on; if not, only this and ``agent`` are set."""
+        """Whether BGP is enabled; if not, only this attribute and ``agent`` are set."""
         self.agent = agent
         if not self.enabled:
             return
@@ -119,15 +119,15 @@ class BGPResources:
 
         self.secrets_namespace = settings.bgp_secrets_namespace
         self.reports = settings.enable_bgp_control_plane_status_report and source is ObjectSource.API_SERVER
-        """Whether the status of the node's CiliumBGPNodeConfig is written."""
+        """Whether to write the status of this node's CiliumBGPNodeConfig."""
         self.clears = source is ObjectSource.API_SERVER and not self.reports
-        """Whether a status that an earlier agent wrote is removed."""
+        """Whether to remove a status that an earlier agent has written."""
         self.required: tuple[Kind[Any], ...] = (
             kinds.CILIUM_BGP_NODE_CONFIGS,
             kinds.CILIUM_BGP_PEER_CONFIGS,
             kinds.CILIUM_BGP_ADVERTISEMENTS,
         )
-        """Kinds that must be served before speakers are changed."""
+        """Resources that must be listed before speakers are changed."""
         self.configs: Table[tuple[str, str], CiliumBGPNodeConfig] = resources.follow(
             kinds.CILIUM_BGP_NODE_CONFIGS
         )
@@ -156,7 +156,7 @@ class BGPResources:
             refused,
             agent.node_name,
         )
-        """Addresses that may be announced."""
+        """Addresses of services that may be announced."""
         if source is ObjectSource.NOWHERE:
             lifecycle.append(Hook("find the BGP resources", _no_source))
 
@@ -169,7 +169,7 @@ async def _no_source() -> None:
 
 
 class BGPControl:
-    """The plans of this node's instances, as tables. Without BGP they are empty."""
+    """The plans of this node's instances, as tables; empty if BGP is disabled."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class BGPControl:
         self._mode = ipam.mode
         self._statuses = statuses
         self._known: Table[str, str] = Table("bgp-definitions", key=str)
-        """Has no rows; it is initialized once the kinds of BGP are served and listed."""
+        """A table without rows; it is initialized once the BGP resources are listed."""
         self._first = self._known.initializer("definitions of BGP")
         self.plans: ReadTable[str, InstancePlan] = Derived(
             "bgp-plans",
@@ -208,7 +208,7 @@ class BGPControl:
             resources.passwords,
             resources.legacy,
         )
-        """The plan of each instance, by name; the plan without a name has the faults of advertisements."""
+        """The plan of each instance by name; the plan with an empty name has faults of advertisements."""
         self.wanted = WantedSpeakers(
             self.plans.flat_map(
                 lambda plan: () if plan.instance is None else (plan.instance,),
@@ -219,14 +219,16 @@ class BGPControl:
             self.plans.flat_map(lambda plan: plan.policies, key=lambda row: row.key, name="bgp-policies"),
             self.plans.flat_map(lambda plan: plan.paths, key=lambda row: row.key, name="bgp-paths"),
         )
+        """The desired state of speakers."""
         self.faults = self.plans.flat_map(
             lambda plan: plan.faults, key=lambda row: row.key, name="bgp-faults"
         )
+        """Parts of resources that cannot be applied."""
         tables.add(self.plans, *self.wanted, self.faults, resources.services)
         jobs.one_shot("wait for the BGP definitions", self._wait_definitions)
 
     async def _wait_definitions(self) -> None:
-        """Until the API server serves the kinds, an absent object withdraws no route."""
+        """Delay plans until the BGP resources are listed, so that missing objects withdraw no routes."""
         for kind in self._resources.required:
             await self._statuses.wait_for(kind.qualified, lambda status: status.synced)
         self._first.done()
@@ -296,7 +298,7 @@ class BGPFaults:
 
 
 class BGPSessions:
-    """Logs why sessions end, and reports sessions that are down as health."""
+    """Logs state changes of sessions, and reports sessions that are down as health."""
 
     def __init__(
         self,
@@ -337,19 +339,19 @@ class BGPSessions:
 
 
 class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
-    """The status as the API server has it."""
+    """Reconciler target for the status of this node's CiliumBGPNodeConfig."""
 
     def __init__(self, resources: BGPResources, api: KubernetesAPI) -> None:
         self._resources = resources
         self._api = api
 
     async def observe(self) -> Mapping[str, BGPNodeConfigStatus]:
-        """As last watched."""
+        """Return the status as last watched."""
         own = self._resources.agent.node_name
         return {row.name: row.status for row in self._resources.configs.all() if row.name == own}
 
     async def put(self, batch: Mapping[str, BGPNodeConfigStatus]) -> None:
-        """Write it. Raises BatchError."""
+        """Patch the status. Raises BatchError."""
         from cells.kubernetes.client.errors import KubernetesError, NotFoundError
 
         with BatchFailures(KubernetesError) as failures:
@@ -365,11 +367,11 @@ class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
                         continue
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Nothing: the object no longer exists."""
+        """Do nothing, as the object was deleted."""
 
 
 class BGPNodeStatus:
-    """Writes the status of this node's CiliumBGPNodeConfig, or removes it if reports are off."""
+    """Reconciles the status of this node's CiliumBGPNodeConfig, or clears it if reports are disabled."""
 
     def __init__(
         self,
@@ -399,7 +401,7 @@ class BGPNodeStatus:
         self.wanted: ReadTable[str, BGPNodeConfigStatus] = Derived(
             "bgp-node-status", statuses, resources.configs, control.plans, observed
         )
-        """The status to be written, by the node's name."""
+        """The desired status by node name."""
         self._reconciler: Reconciler[str, BGPNodeConfigStatus] = Reconciler(
             self.wanted, _StatusTarget(resources, api), full_every=STATUS_SWEEP, rate_limit=STATUS_RATE
         )
@@ -411,7 +413,7 @@ class BGPNodeStatus:
 
 
 class BGPSpeaking:
-    """Runs speakers if BGP is on; else has those of an earlier agent withdraw routes and end."""
+    """Runs speakers if BGP is enabled; otherwise withdraws routes of an earlier agent's and stops them."""
 
     def __init__(
         self,
@@ -436,7 +438,7 @@ class BGPSpeaking:
             jobs.one_shot("stop BGP speakers of an earlier agent", self._end_earlier)
 
     async def _end_earlier(self) -> None:
-        """Raises BatchError for a speaker that does not end, which is tried again."""
+        """Stop speakers of an earlier agent. Raises BatchError, after which the job is repeated."""
         if not any((self._agent.state_dir / FOLDER).glob("*.json")):
             return
         from cells.bgp.speaker_processes import Speakers
@@ -448,7 +450,7 @@ class BGPSpeaking:
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
     ) -> list[ListedRoute]:
-        """The routes of a table; of an adj-rib those of a peer. Raises HiveError without an answer."""
+        """List the routes of a RIB; of an Adj-RIB, those of a peer. Raises HiveError."""
         if self._speakers is None:
             return []
         return await self._speakers.listed_routes(instance, table, family, peer)
@@ -460,12 +462,12 @@ def bgp_state(
     observed: Table[tuple[str, IPAddress], ObservedPeer],
     listing: BGPSpeaking,
 ) -> BGPState:
-    """The tables that the API and metrics show."""
+    """Return the tables that the API and metrics read."""
     return BGPState(resources.enabled, control.wanted, observed, listing)
 
 
 def bgp_features(resources: BGPResources) -> Member[Collector]:
-    """Whether routes are announced by BGP, as a feature in use."""
+    """Report the feature metric of BGP."""
     return features("bgp-features", lambda: {"adv_connect_and_lb_bgp_enabled": resources.enabled})
 
 

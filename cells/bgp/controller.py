@@ -1,11 +1,11 @@
-"""Plans the BGP instances of this node from resources and facts about it: a pure function.
+"""Plan the BGP instances of this node: a pure function from resources to plans.
 
-Source: CiliumBGPNodeConfig (made by the operator), CiliumBGPPeerConfig, CiliumBGPAdvertisement; this node,
-        its pod ranges and pools; services; passwords.
+Input:  CiliumBGPNodeConfig (written by the operator), CiliumBGPPeerConfig, CiliumBGPAdvertisement; the node,
+        its pod CIDRs and pools; services; passwords.
+Output: an InstancePlan per instance.
 Why:    the plan does not depend on the order of events. Policies and their names are those of Cilium 1.17.
-        Where 1.17 depends on the order of events, or one mistake stops a whole instance, the plan is that of
-        later versions: overlapping advertisements are united, and a peer or an advertisement that cannot be
-        applied is a fault of its own.
+        Where 1.17 depends on the order, or one error stops an instance, the plan follows later versions:
+        overlapping advertisements are united, and an invalid peer or advertisement is a separate fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.bgp.advertisements import (
-    MOST_32,
+    MAX_32,
     Announced,
     AnnouncedPool,
     AnnouncedService,
@@ -60,7 +60,7 @@ from lifecycle import Secret
 
 __all__ = ["SECRETS", "BGPFacts", "BGPPassword", "InstancePlan", "plans"]
 
-MOST_31: Final = 0x7FFFFFFF
+MAX_31: Final = 0x7FFFFFFF
 REFUSED: Final = (
     "refused: policies of the first version are not served; expected a CiliumBGPClusterConfig instead"
 )
@@ -70,52 +70,52 @@ REFUSED: Final = (
 
 
 class BGPPassword(msgspec.Struct, frozen=True):
-    """What is read of a Secret: its key ``password``."""
+    """The password of a peer, from the key ``password`` of a Secret."""
 
     key: Key
     password: Secret
-    """Empty where the Secret has none."""
+    """Empty if the Secret has no such key."""
 
 
 class SecretObject(Object, frozen=True, gc=False):
-    """A Secret as the API server has it; it is in no table."""
+    """A Secret of the API server; only its BGPPassword is stored in a table."""
 
     data: dict[str, str] | None = None
 
 
 def _password_in(found: SecretObject) -> BGPPassword:
     text = ""
-    with suppress(binascii.Error, UnicodeDecodeError):  # as good as none
+    with suppress(binascii.Error, UnicodeDecodeError):  # an undecodable password is treated as a missing one
         text = base64.b64decode((found.data or {}).get("password", ""), validate=True).decode()
     return BGPPassword(found.key, Secret(text))
 
 
 SECRETS: Final[Kind[Any]] = Kind(SecretObject, "v1", "secrets", kind="Secret").stored_as(_password_in)
-"""Rows are BGPPasswords."""
+"""The resource; its rows are BGPPasswords."""
 
 
 # Plans.
 
 
 class BGPFacts(NamedTuple):
-    """The input of a plan; lists are in any order."""
+    """The input of plans(); sequences are in any order."""
 
     node: ClusterNode
     config: CiliumBGPNodeConfig | None = None
     peer_configs: Sequence[CiliumBGPPeerConfig] = ()
     advertisements: Sequence[CiliumBGPAdvertisement] = ()
     pod_cidrs: Sequence[IPNetwork] = ()
-    """Empty in IPAM modes in which nodes have no ranges of their own."""
+    """Empty in IPAM modes without pod CIDRs per node."""
     pools: Sequence[AnnouncedPool] = ()
     services: Sequence[AnnouncedService] = ()
     passwords: Sequence[BGPPassword] = ()
     secrets_namespace: str = ""
     legacy: Sequence[CiliumBGPPeeringPolicy] = ()
-    """Policies of the first version, which are refused."""
+    """CiliumBGPPeeringPolicies, which are not supported."""
 
 
 class InstancePlan(msgspec.Struct, frozen=True):
-    """A row of the table ``bgp-plans``: all about one instance. The row without a name has only faults."""
+    """A row of the table ``bgp-plans``: the plan of one instance. A row without name has only faults."""
 
     name: str
     instance: BGPInstance | None = None
@@ -126,7 +126,7 @@ class InstancePlan(msgspec.Struct, frozen=True):
 
 
 def plans(facts: BGPFacts) -> dict[str, InstancePlan]:
-    """The plan of each instance of this node, by name."""
+    """Return the plan of each instance of this node by name."""
     refused = [
         BGPFault("", f"CiliumBGPPeeringPolicy/{one.name}", REFUSED)
         for one in sorted(facts.legacy, key=lambda each: each.name)
@@ -168,8 +168,8 @@ def _plan(wanted: BGPNodeInstance, facts: BGPFacts, announced: Announced) -> Ins
             fault(f"peer {each.name}", f"no session: peer {other.name} has the address {peer.address}, too")
             continue
         if peer.timers.keepalive >= peer.timers.hold:
-            given = f"keepAliveTimeSeconds={peer.timers.keepalive}, holdTimeSeconds={peer.timers.hold}"
-            fault(f"peer {each.name}", f"{given}: the session may end again and again; expected a third")
+            timers = f"keepAliveTimeSeconds={peer.timers.keepalive}, holdTimeSeconds={peer.timers.hold}"
+            fault(f"peer {each.name}", f"{timers}: the session may end again and again; expected a third")
         peers[peer.address] = peer
         for family in spec.families or ():
             sort = AfiSafi(family.afi, family.safi)
@@ -204,13 +204,13 @@ def _ordered(statements: list[PolicyStatement]) -> tuple[PolicyStatement, ...]:
 # The instance: its router ID and port come from the resource, the node's annotation, or the node.
 
 _ANNOTATION: Final = "cilium.io/bgp-virtual-router."
-_MOST_PORT: Final = 32767
-"""Of the annotation, which Cilium reads as 16 bits with a sign."""
+_MAX_ANNOTATED_PORT: Final = 32767
+"""Largest port of the annotation, which Cilium parses as a signed 16-bit number."""
 
 
 def _instance(wanted: BGPNodeInstance, node: ClusterNode) -> BGPInstance:
-    """Raises BadValueError."""
-    _within(wanted.local_asn, 1, MOST_32, "localASN")
+    """Compute ASN, router ID and port of an instance. Raises BadValueError."""
+    _within(wanted.local_asn, 1, MAX_32, "localASN")
     _within(wanted.local_port, 0, 65535, "localPort")
     router_id, port = _annotated(node, wanted.local_asn)
     if wanted.router_id:
@@ -227,23 +227,23 @@ def _instance(wanted: BGPNodeInstance, node: ClusterNode) -> BGPInstance:
 
 
 def _annotated(node: ClusterNode, asn: int) -> tuple[IPv4Address | None, int]:
-    """Router ID and port of an ASN by the node's annotations. Raises BadValueError for any bad one."""
+    """Return router ID and port of an ASN by the annotations. Raises BadValueError for any invalid one."""
     router_id, port = None, NOT_LISTENING
     for key, value in sorted(node.annotations.items()):
         if not key.startswith(_ANNOTATION):
             continue
         number = key.removeprefix(_ANNOTATION)
-        if (annotated := decimal(number, MOST_32)) is None:
+        if (annotated := decimal(number, MAX_32)) is None:
             raise BadValueError(f"annotation {key} of node {node.name}: expected an ASN after the last dot")
         found_id, found_port = None, NOT_LISTENING
         for part in value.split(","):
-            name, _, given = part.strip().partition("=")
+            name, _, setting = part.strip().partition("=")
             if name == "router-id":
-                found_id = _ipv4(given, f"annotation {key} of node {node.name}: router-id")
+                found_id = _ipv4(setting, f"annotation {key} of node {node.name}: router-id")
             elif name == "local-port":
-                if (parsed := decimal(given, _MOST_PORT)) is None:
-                    what = f"annotation {key} of node {node.name}: local-port={given}"
-                    raise BadValueError(f"{what}: expected 0 to {_MOST_PORT}")
+                if (parsed := decimal(setting, _MAX_ANNOTATED_PORT)) is None:
+                    what = f"annotation {key} of node {node.name}: local-port={setting}"
+                    raise BadValueError(f"{what}: expected 0 to {_MAX_ANNOTATED_PORT}")
                 found_port = parsed
         if annotated == asn:
             router_id, port = found_id, found_port
@@ -266,11 +266,11 @@ def _peer(
     configs: Mapping[str, BGPPeerConfigSpec],
     facts: BGPFacts,
 ) -> tuple[BGPPeer, BGPPeerConfigSpec]:
-    """Raises BadValueError."""
+    """Merge a peer with its CiliumBGPPeerConfig. Raises BadValueError."""
     address = _address(wanted.peer_address, "peerAddress")
     if address is None:
         raise BadValueError("peerAddress is missing: expected an IP address")
-    _within(wanted.peer_asn, 1, MOST_32, "peerASN")
+    _within(wanted.peer_asn, 1, MAX_32, "peerASN")
     spec = BGPPeerConfigSpec()
     if wanted.peer_config_ref is not None:
         found = configs.get(wanted.peer_config_ref.name)
@@ -290,22 +290,22 @@ def _peer(
         password=_password(spec.auth_secret_ref, facts),
         multihop_ttl=_within(spec.ebgp_multihop, 1, 255, "ebgpMultihop"),
     )
-    given: dict[str, object] = {}
+    options: dict[str, object] = {}
     if (transport := spec.transport) is not None:
-        given["local_port"] = _within(transport.local_port, 0, 65535, "transport.localPort")
-        given["remote_port"] = _within(transport.peer_port or 179, 1, 65535, "transport.peerPort")
+        options["local_port"] = _within(transport.local_port, 0, 65535, "transport.localPort")
+        options["remote_port"] = _within(transport.peer_port or 179, 1, 65535, "transport.peerPort")
     if (timers := spec.timers) is not None:
-        given["timers"] = PeerTimers(
-            _within(timers.connect_retry_time_seconds or 120, 1, MOST_31, "connectRetryTimeSeconds"),
+        options["timers"] = PeerTimers(
+            _within(timers.connect_retry_time_seconds or 120, 1, MAX_31, "connectRetryTimeSeconds"),
             _within(timers.hold_time_seconds or 90, 3, 65535, "holdTimeSeconds"),
             _within(timers.keep_alive_time_seconds or 30, 1, 65535, "keepAliveTimeSeconds"),
         )
     if (restart := spec.graceful_restart) is not None:
         time = _within(restart.restart_time_seconds or 120, 1, 4095, "restartTimeSeconds")
-        given["graceful_restart"] = PeerRestart(restart.enabled, time)
+        options["graceful_restart"] = PeerRestart(restart.enabled, time)
     if spec.families:
-        given["families"] = tuple(dict.fromkeys(_family(one.afi, one.safi) for one in spec.families))
-    return msgspec.structs.replace(peer, **given), spec
+        options["families"] = tuple(dict.fromkeys(_family(one.afi, one.safi) for one in spec.families))
+    return msgspec.structs.replace(peer, **options), spec
 
 
 def _family(afi: str, safi: str) -> AfiSafi:
@@ -315,7 +315,7 @@ def _family(afi: str, safi: str) -> AfiSafi:
 
 
 def _within(value: int, least: int, most: int, what: str) -> int:
-    """The value, within the limits of the schema, which objects from files have not passed."""
+    """Check the limits of the CRD's schema, to which objects from files are not validated."""
     if not least <= value <= most:
         raise BadValueError(f"{what}={value}: expected {least} to {most}")
     return value
@@ -331,7 +331,7 @@ def _address(text: str, what: str) -> IPAddress | None:
 
 
 def _password(secret: str | None, facts: BGPFacts) -> Secret | None:
-    """None if authSecretRef is not set; a session is not opened without a password that it names."""
+    """Return the password of authSecretRef, None if unset. Raises BadValueError if it is missing."""
     if not secret:
         return None
     if not (namespace := facts.secrets_namespace):

@@ -1,8 +1,10 @@
-"""The wanted and the listed configuration of a gobgpd in one comparable form, and the messages to change it.
+"""Compare the desired and actual configuration of a gobgpd, and build the messages that change it.
 
-Why:    a policy for each service and peer would be thousands, and gobgpd tries one after the other. What adds
-        the same to routes for the same peers is one rule here, with all their prefixes in one set: a service
-        that comes is one prefix more, in place, and nothing is sent again.
+Input:  rows of instances, peers, policies and paths (desired); answers of gobgpd's API (actual).
+Output: SpeakerFacts of either, which compare equal; messages for policies, sets, routes and peers.
+Why:    gobgpd evaluates policies one by one, so one per service and peer would be too many. Statements with
+        the same peers and attributes become one rule with a set of all their prefixes. An added service
+        adds a prefix to the set in place, without sending other routes again.
 Source: gobgp 3.10, internal/pkg/table/policy.go, pkg/config; RFC 4271, 4760.
 """
 
@@ -49,7 +51,7 @@ SAFI: Final = {
     "flowspec_vpn": 134,
     "key_value": 241,
 }
-"""Numbers of families (IANA), by the words of Cilium's resources."""
+"""SAFI numbers (IANA) by the names of Cilium's resources."""
 _AFI_NAMES: Final = {number: name for name, number in AFI.items()}
 _SAFI_NAMES: Final = {number: name for name, number in SAFI.items()}
 
@@ -58,26 +60,26 @@ DIRECTIONS: Final = {
     PolicyDirection.EXPORT: api.AssignmentDirection.EXPORT,
 }
 RULE: Final = "hive-"
-"""Prefix of our policies' names."""
+"""Prefix of the names of our policies."""
 
 
 class RuleFacts(msgspec.Struct, frozen=True):
-    """A policy of one statement: peers, prefixes, and the attributes that it adds."""
+    """A gobgpd policy with one statement: peers and prefixes that it matches, attributes that it adds."""
 
     neighbors: frozenset[IPAddress] = frozenset()
-    """Without zones; empty: for all."""
+    """Addresses of peers without zones; empty: all peers."""
     version: int = 0
-    """Of the prefixes; 0: routes are not matched by them."""
+    """IP version of the prefixes; 0: all routes match."""
     local_routes: bool = False
     communities: frozenset[int] = frozenset()
     large_communities: frozenset[tuple[int, int, int]] = frozenset()
     local_preference: int = 0
-    """0: none."""
+    """0: not set."""
     prefixes: frozenset[PrefixMatch] = frozenset()
 
     @property
     def name(self) -> str:
-        """A hash of all but the prefixes, which change in place."""
+        """A name by the hash of all fields except the prefixes, which change in place."""
         parts = (
             sorted(map(str, self.neighbors)),
             self.version,
@@ -89,17 +91,17 @@ class RuleFacts(msgspec.Struct, frozen=True):
         return RULE + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def is_for(self, peer: IPAddress) -> bool:
-        """Whether it matches a peer."""
+        """Return whether the rule matches a peer."""
         return not self.neighbors or without_zone(peer) in self.neighbors
 
     def covers(self, route: IPNetwork) -> bool:
-        """Whether it matches a route."""
+        """Return whether the rule matches a route."""
         return not self.version or any(route in match for match in self.prefixes)
 
     def covered(
         self, routes: Set[IPNetwork], matches: Collection[PrefixMatch] | None = None
     ) -> set[IPNetwork]:
-        """The routes that it matches, by all of its prefixes or by these."""
+        """Return the routes that match the rule's prefixes, or the given ones."""
         if not self.version:
             return set(routes)
         found: set[IPNetwork] = set()
@@ -111,22 +113,22 @@ class RuleFacts(msgspec.Struct, frozen=True):
         return found
 
     def differs(self, other: Self, routes: Set[IPNetwork]) -> set[IPNetwork]:
-        """The routes that only one of it and a rule of the same name matches."""
+        """Return the routes that match either this rule or another rule of the same name, but not both."""
         found = self.covered(routes, self.prefixes ^ other.prefixes) if self.version else set()
         return {route for route in found if self.covers(route) != other.covers(route)}
 
 
 class PeerFacts(msgspec.Struct, frozen=True):
-    """How a peer is configured."""
+    """The configuration of a peer."""
 
     asn: int
     password: str
     description: str
-    """Its name and local address, which gobgpd shows otherwise while the session is established."""
+    """Name and local address: gobgpd does not show the configured local address of established sessions."""
     local_port: int
     remote_port: int
     multihop_ttl: int
-    """0: the next hop alone."""
+    """0: no multihop, the peer is directly connected."""
     connect_retry: int
     hold_time: int
     keepalive: int
@@ -143,7 +145,7 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_row(cls, peer: BGPPeer) -> Self:
-        """As wanted."""
+        """Return the desired configuration."""
         return cls(
             asn=peer.asn,
             password=peer.password.reveal() if peer.password is not None else "",
@@ -160,7 +162,7 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_listed(cls, peer: api.ApiPeer) -> Self:
-        """As gobgpd lists it."""
+        """Return the configuration that gobgpd lists."""
         conf, transport = peer.conf or api.PeerConf(), peer.transport or api.ApiTransport()
         multihop = peer.ebgp_multihop or api.EbgpMultihop()
         timers = (peer.timers or api.Timers()).config or api.TimersConfig()
@@ -186,23 +188,24 @@ class SpeakerFacts(msgspec.Struct, frozen=True):
     """The configuration and the routes of a speaker."""
 
     speaker: tuple[int, str, int] | None
-    """AS, router ID, and the port that it listens on; None: not started."""
+    """ASN, router ID and listening port; None: BGP is not started."""
     rules: Mapping[str, RuleFacts]
     assigned: Mapping[PolicyDirection, frozenset[str]]
-    """Names of the assigned rules."""
+    """Names of the rules that are assigned to the global RIB."""
     rejects: frozenset[PolicyDirection]
     """Directions with the default action reject."""
     paths: Mapping[IPNetwork, bool]
-    """Routes, and whether their attributes are as route() sets them."""
+    """Routes, and whether they have the attributes that route() sets."""
     peers: Mapping[IPAddress, PeerFacts]
-    strange_policies: frozenset[str] = frozenset()
-    """Policies and sets that rule_messages() has not made."""
-    strange_sets: frozenset[tuple[api.DefinedType, str]] = frozenset()
+    foreign_policies: frozenset[str] = frozenset()
+    """Policies that rule_messages() has not created."""
+    foreign_sets: frozenset[tuple[api.DefinedType, str]] = frozenset()
+    """Defined sets that rule_messages() has not created."""
 
 
 _NONE_ASSIGNED: Final = dict.fromkeys(PolicyDirection, frozenset[str]())
 NOTHING: Final = SpeakerFacts(None, {}, _NONE_ASSIGNED, frozenset(), {}, {})
-"""The facts of a speaker that is not started, or does not answer."""
+"""The facts of a speaker without BGP, or one that does not answer."""
 
 
 class PolicyRules(NamedTuple):
@@ -213,7 +216,7 @@ class PolicyRules(NamedTuple):
 
 
 def policy_rules(policy: RoutePolicy) -> PolicyRules:
-    """The rules of a policy."""
+    """Convert a policy to rules."""
     export = policy.direction is PolicyDirection.EXPORT
     rules = [rule for statement in policy.statements for rule in _rules_of(statement)]
     return PolicyRules(
@@ -223,7 +226,7 @@ def policy_rules(policy: RoutePolicy) -> PolicyRules:
 
 
 def _rules_of(statement: PolicyStatement) -> Iterable[RuleFacts]:
-    """One rule for each IP version: a set of prefixes has one."""
+    """Yield a rule per IP version, as a prefix set has prefixes of one version."""
     rule = RuleFacts(
         neighbors=frozenset(statement.neighbors),
         local_routes=statement.local_routes,
@@ -245,7 +248,7 @@ def wanted_facts(
     paths: Iterable[AnnouncedPath],
     only: IPAddress | None = None,
 ) -> SpeakerFacts:
-    """The facts of an instance's rows; with ``only``, policies for this peer."""
+    """Return the desired facts of an instance; with ``only``, with the policies for this peer."""
     grouped: dict[str, list[RuleFacts]] = {}
     assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
     for policy in policies:
@@ -273,17 +276,17 @@ def wanted_facts(
 
 
 async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:
-    """The facts of a running speaker. Raises GobgpError."""
+    """Read the facts of a running speaker. Raises GobgpError."""
     speaker = await gobgp.speaker()
     if speaker is None:
         return NOTHING
     sets = {(kind, one.name): one for kind in api.DefinedType for one in await gobgp.sets(kind)}
     rules: dict[str, RuleFacts] = {}
-    strange_policies, used = set(), set()
+    foreign_policies, used = set(), set()
     for policy in await gobgp.policies():
         rule = _listed_rule(policy, sets)
         if rule is None:
-            strange_policies.add(policy.name)
+            foreign_policies.add(policy.name)
             continue
         rules[policy.name] = rule
         used |= {(api.DefinedType(one.defined_type), one.name) for one in _sets_of(policy.name, rule)}
@@ -311,8 +314,8 @@ async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:
             for one in await gobgp.peers()
             if one.conf is not None
         },
-        strange_policies=frozenset(strange_policies),
-        strange_sets=frozenset(sets.keys() - used),
+        foreign_policies=frozenset(foreign_policies),
+        foreign_sets=frozenset(sets.keys() - used),
     )
 
 
@@ -320,7 +323,7 @@ async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:
 
 
 def rule_messages(name: str, rule: RuleFacts) -> tuple[list[api.DefinedSet], api.ApiPolicy]:
-    """The sets of a rule, and the policy that refers to them."""
+    """Return the defined sets of a rule, and the policy that refers to them."""
     conditions = api.Conditions(route_type=api.RouteType.LOCAL if rule.local_routes else api.RouteType.NONE)
     if rule.version:
         conditions.prefix_set = api.MatchSet(name=f"{name}-prefixes")
@@ -340,7 +343,7 @@ def rule_messages(name: str, rule: RuleFacts) -> tuple[list[api.DefinedSet], api
 
 
 def prefix_set(name: str, prefixes: Iterable[PrefixMatch]) -> api.DefinedSet:
-    """The set of a rule's prefixes, or some of its members."""
+    """Return the prefix set of a rule, or a part of it."""
     ranges = [
         api.PrefixRange(ip_prefix=str(cidr), mask_length_min=least, mask_length_max=most)
         for cidr, least, most in prefixes
@@ -348,26 +351,26 @@ def prefix_set(name: str, prefixes: Iterable[PrefixMatch]) -> api.DefinedSet:
     return api.DefinedSet(defined_type=api.DefinedType.PREFIX, name=f"{name}-prefixes", prefixes=ranges)
 
 
-RETIRE: Final = "retire"
-"""The name of the policy by which routes are withdrawn from some peers."""
+WITHDRAW: Final = "retire"
+"""Name of the policy that withdraws routes from some peers."""
 MARK: Final = 0xFFFFFFFF
-"""The community that marks such routes; it is not sent to peers."""
+"""Community that marks these routes; it is removed before routes are sent to peers."""
 
 
-def retiring(
+def withdrawal_policy(
     routes: Mapping[IPAddress, Collection[IPNetwork]],
 ) -> tuple[list[api.DefinedSet], api.ApiPolicy]:
-    """The policy, and its sets, that rejects marked routes to some peers and takes the mark off for the rest.
+    """Return the policy, and its sets, that withdraws marked routes from some peers.
 
-    gobgpd withdraws a route from a peer when policies reject what replaces it and accept what it replaces,
-    as they are then: it keeps no account of what it has sent. So a route that some peers are to lose is
-    replaced by a marked one, which this policy rejects to them.
+    gobgpd does not record which routes it has sent. It withdraws a replaced route from a peer if the current
+    policies reject the new route and accept the old one. So a route is replaced by one with MARK, which this
+    policy rejects for the given peers; for other peers, it removes the community.
     """
     community = f"^{MARK >> 16}:{MARK & 0xFFFF}$"
-    sets = [api.DefinedSet(defined_type=api.DefinedType.COMMUNITY, name=RETIRE, list=[community])]
+    sets = [api.DefinedSet(defined_type=api.DefinedType.COMMUNITY, name=WITHDRAW, list=[community])]
     statements = []
     for address, prefixes in routes.items():
-        name = f"{RETIRE}-{address}"
+        name = f"{WITHDRAW}-{address}"
         for version in (4, 6):
             exact = [
                 PrefixMatch(one, one.prefixlen, one.prefixlen) for one in prefixes if one.version == version
@@ -380,12 +383,12 @@ def retiring(
             sets += of_rule
             for statement in policy.statements:
                 if statement.conditions is not None:
-                    statement.conditions.community_set = api.MatchSet(name=RETIRE)
+                    statement.conditions.community_set = api.MatchSet(name=WITHDRAW)
                 statement.actions = api.Actions(route_action=api.RouteAction.REJECT)
                 statements.append(statement)
-    unmark = api.CommunityAction(type=api.REMOVE, communities=[community])
-    statements.append(api.Statement(name=RETIRE, actions=api.Actions(community=unmark)))
-    return sets, api.ApiPolicy(name=RETIRE, statements=statements)
+    remove_mark = api.CommunityAction(type=api.REMOVE, communities=[community])
+    statements.append(api.Statement(name=WITHDRAW, actions=api.Actions(community=remove_mark)))
+    return sets, api.ApiPolicy(name=WITHDRAW, statements=statements)
 
 
 def _sets_of(name: str, rule: RuleFacts) -> list[api.DefinedSet]:
@@ -399,7 +402,7 @@ def _sets_of(name: str, rule: RuleFacts) -> list[api.DefinedSet]:
 def _listed_rule(
     policy: api.ApiPolicy, sets: Mapping[tuple[api.DefinedType, str], api.DefinedSet]
 ) -> RuleFacts | None:
-    """The rule that a policy was made of; None when it is not exactly as we make one."""
+    """Return the rule from which a policy was created; None for a policy of any other form."""
     if len(policy.statements) != 1:
         return None
     conditions = policy.statements[0].conditions or api.Conditions()
@@ -431,7 +434,7 @@ def _listed_rule(
 
 
 def _as_listed(name: str, rule: RuleFacts) -> api.ApiPolicy:
-    """The policy, with tuples as decoded messages have them."""
+    """Return the policy of a rule, with tuples instead of lists, as in decoded messages."""
     policy = rule_messages(name, rule)[1]
     for statement in policy.statements:
         for action in (
@@ -444,7 +447,7 @@ def _as_listed(name: str, rule: RuleFacts) -> api.ApiPolicy:
 
 
 def _communities(action: api.CommunityAction | None) -> frozenset[int]:
-    """Raises ValueError."""
+    """Parse communities. Raises ValueError."""
     found = set()
     for text in action.communities if action is not None else ():
         high, _, low = text.partition(":")
@@ -453,7 +456,7 @@ def _communities(action: api.CommunityAction | None) -> frozenset[int]:
 
 
 def _large_communities(action: api.CommunityAction | None) -> frozenset[tuple[int, int, int]]:
-    """Raises ValueError."""
+    """Parse large communities. Raises ValueError."""
     found = set()
     for text in action.communities if action is not None else ():
         first, second, third = map(int, text.split(":"))
@@ -469,14 +472,14 @@ def _packed(message: WireMessage) -> api.Packed:
 
 
 _IGP: Final = _packed(api.OriginAttribute())
-_OWN: Final = _packed(api.NextHopAttribute(next_hop="0.0.0.0"))  # no address is bound: RFC 4271
+_NEXT_HOP_SELF: Final = _packed(api.NextHopAttribute(next_hop="0.0.0.0"))  # gobgpd sends its own address
 
 
 def route(prefix: IPNetwork, *, withdrawn: bool = False, marked: bool = False) -> api.ApiPath:
-    """A route of ORIGIN IGP, with the address of each session as its next hop; or its withdrawal."""
+    """Return an announcement or withdrawal; ORIGIN is IGP, next hop the local address of each session."""
     family = api.AddressFamily(afi=1 if prefix.version == 4 else 2, safi=api.UNICAST)
     nlri = _packed(api.AddressPrefix(prefix=str(prefix.network_address), prefix_len=prefix.prefixlen))
-    reach = _OWN
+    reach = _NEXT_HOP_SELF
     if prefix.version == 6:
         reach = _packed(api.MpReachAttribute(family=family, next_hops=["::"], nlris=[nlri]))
     attributes = (
@@ -486,14 +489,14 @@ def route(prefix: IPNetwork, *, withdrawn: bool = False, marked: bool = False) -
 
 
 def _network(afi: int, nlri: bytes) -> IPNetwork:
-    """The prefix of an NLRI (RFC 4271, 4.3): its length in bits, and as many bytes as that needs."""
+    """Decode the prefix of an NLRI (RFC 4271, section 4.3)."""
     if afi == 1:
         return IPv4Network((nlri[1:].ljust(4, b"\0"), nlri[0]))
     return IPv6Network((nlri[1:].ljust(16, b"\0"), nlri[0]))
 
 
 def _attributes_on_wire(prefix: IPNetwork, nlri: bytes) -> list[bytes]:
-    """ORIGIN, and NEXT_HOP or MP_REACH_NLRI (RFC 4271, 4.3; RFC 4760, 3)."""
+    """Encode ORIGIN and NEXT_HOP or MP_REACH_NLRI (RFC 4271, section 4.3; RFC 4760, section 3)."""
     if prefix.version == 4:
         return [b"\x40\x01\x01\x00", b"\x40\x03\x04" + bytes(4)]
     reach = b"\x00\x02\x01\x10" + bytes(17) + nlri
@@ -504,19 +507,19 @@ def _attributes_on_wire(prefix: IPNetwork, nlri: bytes) -> list[bytes]:
 
 
 def family_numbers(family: AfiSafi) -> tuple[int, int]:
-    """AFI and SAFI of a family."""
+    """Return AFI and SAFI of a family."""
     return AFI[family.afi], SAFI[family.safi]
 
 
 def family_of(family: api.AddressFamily) -> AfiSafi:
-    """The family in the words of Cilium's resources; numbers that have none as text."""
+    """Return the family by the names of Cilium's resources; unknown AFIs and SAFIs as decimal text."""
     return AfiSafi(
         _AFI_NAMES.get(family.afi, str(family.afi)), _SAFI_NAMES.get(family.safi, str(family.safi))
     )
 
 
 def new_peer(peer: BGPPeer) -> api.ApiPeer:
-    """A peer to be added."""
+    """Return the message that adds a peer."""
     facts = PeerFacts.of_row(peer)
     graceful = bool(facts.restart_time)
     return api.ApiPeer(
@@ -560,16 +563,19 @@ def new_peer(peer: BGPPeer) -> api.ApiPeer:
 
 
 DEFERRAL: Final = 1
-"""Seconds that a peer waits for routes until all peers with graceful restart have sent End-of-RIB (RFC 4724,
-section 4.1). Nothing depends on their routes here; gobgpd waits 360 s for one that sends none, or is down."""
+"""Seconds for which routes are deferred until peers have sent End-of-RIB (RFC 4724, section 4.1).
+
+Our routes do not depend on those of peers. gobgpd's default for peers that send no End-of-RIB, or are down,
+is 360 s.
+"""
 IDLE: Final = 5
-"""Seconds before a session that was reset is tried again; gobgpd 3.10 does not take it, and waits for 30."""
+"""Seconds before a session that was reset is tried again. gobgpd 3.10 ignores it and waits for 30 s."""
 
 
 def changed_peer(listed: api.ApiPeer, peer: BGPPeer) -> api.ApiPeer:
-    """A listed peer with another time between tries to connect: what else is as listed keeps its session.
+    """Return a listed peer with another connect-retry time; a change of timers only does not end the session.
 
-    A listed session shows its actual local address, in place of the configured one.
+    The configured local address is restored, as gobgpd lists the actual one of an established session.
     """
     found = msgspec.structs.replace(listed, state=None)
     timers = (listed.timers or api.Timers()).config or api.TimersConfig()

@@ -1,6 +1,6 @@
-"""Calls to gobgpd over its unix socket.
+"""A gRPC client for gobgpd over its Unix socket.
 
-Why:    they are a few hundred lines over h2, which the agent has for Hubble; grpcio costs it 20 MB.
+Why:    it is a few hundred lines over h2, which the agent needs for Hubble; grpcio would use 20 MB of memory.
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md), RFC 9113; gobgp 3.10.
 """
 
@@ -31,20 +31,20 @@ __all__ = ["Gobgp", "GobgpError", "GobgpUnreachableError", "connected"]
 
 SERVICE: Final = "apipb.GobgpApi"
 CALL_TIMEOUT: Final = 10.0
-"""Seconds for an answer, or between two of many."""
+"""Timeout in seconds for a response, or for each message of a stream."""
 LARGEST: Final = 16 << 20
-"""Bytes of one answer: a set of all prefixes is one."""
+"""Maximum size of a message in bytes; a set of all prefixes is one message."""
 WINDOW: Final = 1 << 20
-"""Bytes that gobgpd may send ahead of what is read."""
+"""Flow control window in bytes."""
 READ: Final = 64 << 10
 PATHS: Final = 200
-"""Paths in one message: gobgpd puts them into its table at once."""
+"""Paths per message; gobgpd applies a message at once."""
 
 M = TypeVar("M", bound=WireMessage)
 
 
 class GobgpError(HiveError):
-    """A call failed: which, gRPC's status, gobgpd's text and its socket."""
+    """A failed call; the message has the call, gRPC's status, gobgpd's text and its socket."""
 
     def __init__(self, place: Path, call: str, code: int, text: str) -> None:
         super().__init__(f"gobgpd at {place}: {call}: {code_name(code)}: {text}")
@@ -54,11 +54,11 @@ class GobgpError(HiveError):
 
 
 class GobgpUnreachableError(GobgpError):
-    """gobgpd does not answer: its socket cannot be connected to, or the connection ended."""
+    """The connection to gobgpd's socket failed or was closed."""
 
 
 class _GobgpCall:
-    """What has come of a call."""
+    """The state of one call: headers, received messages, and whether the stream has ended."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -67,7 +67,7 @@ class _GobgpCall:
         self._headers: dict[str, str] = {}
 
     def take(self, events: Iterable[h2.events.Event]) -> None:
-        """Take those that are its own: others are of calls that were given up."""
+        """Process the events of this stream; others belong to cancelled calls."""
         for event in events:
             if getattr(event, "stream_id", 0) != self.number:
                 continue
@@ -83,7 +83,7 @@ class _GobgpCall:
                 self.ended = True
 
     def check(self) -> None:
-        """Raise RpcError unless the call ended well."""
+        """Raise RpcError unless the status is OK."""
         status = self._headers.get("grpc-status", "")
         if not status.isdigit():
             http = self._headers.get(":status")
@@ -93,9 +93,9 @@ class _GobgpCall:
 
 
 class Gobgp:
-    """One connection, for one call at a time; what others ask meanwhile needs one of its own.
+    """A connection to gobgpd, for one call at a time; concurrent calls need separate connections.
 
-    Methods are gobgpd's calls. All raise GobgpError.
+    All methods raise GobgpError.
     """
 
     def __init__(self, place: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ class Gobgp:
 
     @property
     def pid(self) -> int:
-        """The process that listens on the socket; 0: of another pid namespace (unix(7), SO_PEERCRED)."""
+        """PID of the process that listens (SO_PEERCRED, unix(7)); 0 if it is in another PID namespace."""
         connection = self._writer.get_extra_info("socket")
         return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
@@ -122,18 +122,18 @@ class Gobgp:
         await self._call("StartBgp", api.StartBgp(all=speaker))
 
     async def stop(self) -> None:
-        """Stop BGP: peers are sent Cease, and everything is forgotten."""
+        """Stop BGP: gobgpd sends Cease to peers, and removes all configuration and routes."""
         await self._call("StopBgp", api.Nothing())
 
     async def speaker(self) -> api.Global | None:
-        """The speaker, if it is started."""
+        """Return the global configuration; None if BGP is not started."""
         found = await self._call("GetBgp", api.Nothing(), api.StartBgp)
         return found.all if found.all is not None and found.all.asn else None
 
     # Peers
 
     async def peers(self, *, advertised: bool = False) -> list[api.ApiPeer]:
-        """All peers; with how many routes each is sent, where ``advertised``, which costs a look at each."""
+        """List all peers; ``advertised``: with counts of advertised routes, which are costly to compute."""
         listed = self._stream_of("ListPeer", api.ListPeer(enable_advertised=advertised), api.PeerMessage)
         return [one.peer async for one in listed if one.peer is not None]
 
@@ -142,31 +142,31 @@ class Gobgp:
         await self._call("AddPeer", api.PeerMessage(peer=peer))
 
     async def update_peer(self, peer: api.ApiPeer) -> None:
-        """Change a peer; its session ends unless it is as listed except for its timers."""
+        """Change a peer. Changes of other fields than timers end its session."""
         await self._call("UpdatePeer", api.PeerMessage(peer=peer))
 
     async def delete_peer(self, address: str) -> None:
-        """Remove a peer: it is sent Cease."""
+        """Remove a peer; gobgpd sends Cease."""
         await self._call("DeletePeer", api.DeletePeer(address=address))
 
     async def shut_down(self, address: str) -> None:
-        """End a session, after all that is to be sent over it; it may come up again."""
+        """End a session once pending updates are sent; gobgpd may establish it again."""
         await self._call("ShutdownPeer", api.DeletePeer(address=address))
 
-    async def send_again(self, address: str) -> None:
-        """Send a peer its routes as policies are now: a soft reset of the outgoing direction."""
+    async def refresh_out(self, address: str) -> None:
+        """Send all routes to a peer by the current policies: a soft reset of direction out."""
         reset = api.ResetPeer(address=address, soft=True, direction=api.SoftResetDirection.OUT)
         await self._call("ResetPeer", reset)
 
     async def events(self, *, routes: bool = False) -> AsyncGenerator[None]:
-        """Come for each change of a peer's state, or for routes that peers send; for ever.
+        """Yield on each change of a peer's state or, with ``routes``, of received routes; never ends.
 
-        What has changed is not read: peers could send more than is worth reading.
+        Events are not decoded, as peers could cause any amount of work.
         """
         request = api.WatchEventRequest(peer=api.Nothing())
         if routes:
             request = api.WatchEventRequest(table=api.WatchTable(filters=[api.WatchFilter(type=api.ADJ_IN)]))
-        async with aclosing(self._messages("WatchEvent", [request], lasts=True)) as events:
+        async with aclosing(self._messages("WatchEvent", [request], endless=True)) as events:
             async for _ in events:
                 yield
 
@@ -175,23 +175,23 @@ class Gobgp:
     async def routes(
         self, table: api.TableType, family: int, peer: str = "", *, binary: bool = False
     ) -> list[api.Destination]:
-        """The routes of a table; of which peer, except those of the RIB. ``binary``: as on the wire."""
+        """List the routes of a table; ``peer`` for an Adj-RIB. ``binary``: in wire format only."""
         request = api.ListPath(table_type=table, name=peer, family=_unicast(family), only_binary=binary)
         listed = self._stream_of("ListPath", request, api.ListedPath)
         return [one.destination async for one in listed if one.destination is not None]
 
     async def put_routes(self, paths: Iterable[api.ApiPath]) -> None:
-        """Add routes, replace them, or withdraw those that are withdrawals."""
-        todo = list(paths)
-        if not todo:
+        """Add, replace or withdraw routes."""
+        remaining = list(paths)
+        if not remaining:
             return
-        parts = [todo[at : at + PATHS] for at in range(0, len(todo), PATHS)]
+        parts = [remaining[at : at + PATHS] for at in range(0, len(remaining), PATHS)]
         await self._answer("AddPathStream", [api.AddPathStream(paths=part) for part in parts], api.Nothing)
 
     # Policies
 
     async def policies(self) -> list[api.ApiPolicy]:
-        """All policies."""
+        """List all policies."""
         listed = self._stream_of("ListPolicy", api.Nothing(), api.PolicyMessage)
         return [one.policy async for one in listed if one.policy is not None]
 
@@ -200,37 +200,37 @@ class Gobgp:
         await self._call("AddPolicy", api.PolicyMessage(policy=policy))
 
     async def delete_policy(self, name: str) -> None:
-        """Remove a policy that is not assigned, with its statements."""
+        """Remove an unassigned policy, with its statements."""
         await self._call("DeletePolicy", api.DeletePolicy(policy=api.ApiPolicy(name=name), all=True))
 
     async def sets(self, kind: api.DefinedType) -> list[api.DefinedSet]:
-        """All sets of a kind."""
+        """List all defined sets of a type."""
         request = api.ListDefinedSet(defined_type=kind)
         listed = self._stream_of("ListDefinedSet", request, api.DefinedSetMessage)
         return [one.defined_set async for one in listed if one.defined_set is not None]
 
     async def add_to_set(self, members: api.DefinedSet) -> None:
-        """Add members to a set, which is made when it is not there."""
+        """Add members to a defined set, creating it if necessary."""
         await self._call("AddDefinedSet", api.DefinedSetMessage(defined_set=members))
 
-    async def take_from_set(self, members: api.DefinedSet) -> None:
-        """Remove members from a set."""
+    async def remove_from_set(self, members: api.DefinedSet) -> None:
+        """Remove members from a defined set."""
         await self._call("DeleteDefinedSet", api.DefinedSetMessage(defined_set=members))
 
     async def delete_set(self, kind: api.DefinedType, name: str) -> None:
-        """Remove a set that no statement refers to."""
+        """Remove a defined set that no statement refers to."""
         unwanted = api.DefinedSet(defined_type=kind, name=name)
         await self._call("DeleteDefinedSet", api.DefinedSetMessage(defined_set=unwanted, all=True))
 
     async def assignment(self, direction: api.AssignmentDirection) -> api.PolicyAssignment | None:
-        """What is assigned for every peer."""
+        """Return the policies assigned to the global RIB."""
         request = api.ListAssignment(name=api.GLOBAL_RIB, direction=direction)
         listed = self._stream_of("ListPolicyAssignment", request, api.AssignmentMessage)
         found = [one.assignment async for one in listed if one.assignment is not None]
         return found[0] if found else None
 
     async def assign(self, direction: api.AssignmentDirection, names: Iterable[str]) -> None:
-        """Apply these policies to every peer, in this order, atomically; the rest is rejected."""
+        """Replace the policies assigned to the global RIB atomically, with the default action reject."""
         assignment = api.PolicyAssignment(
             name=api.GLOBAL_RIB,
             direction=direction,
@@ -239,7 +239,7 @@ class Gobgp:
         )
         await self._call("SetPolicyAssignment", api.AssignmentMessage(assignment=assignment))
 
-    # How a call is made
+    # gRPC calls
 
     async def _call(self, call: str, request: WireMessage, answer: type[M] = api.Nothing) -> M:  # type: ignore[assignment]
         return await self._answer(call, [request], answer)
@@ -263,14 +263,14 @@ class Gobgp:
             raise GobgpError(self._socket, call, RpcCode.INTERNAL, f"malformed answer: {error}") from error
 
     async def _messages(
-        self, call: str, requests: Iterable[WireMessage], *, lasts: bool = False
+        self, call: str, requests: Iterable[WireMessage], *, endless: bool = False
     ) -> AsyncGenerator[bytes]:
-        """The encoded answers as they come; ``lasts``: there may be none for long."""
+        """Yield encoded response messages as they arrive; ``endless``: without a timeout between them."""
         opened = _GobgpCall(self._h2.get_next_available_stream_id())
         try:
             await self._begin(call, opened, requests)
             while not opened.ended:
-                opened.take(await self._events(call, lasts=lasts))
+                opened.take(await self._events(call, endless=endless))
                 while (message := opened.reader.take()) is not None:
                     yield message
             opened.check()
@@ -280,14 +280,14 @@ class Gobgp:
             raise GobgpError(self._socket, call, RpcCode.INTERNAL, f"HTTP/2: {error}") from error
         finally:
             if not opened.ended:
-                self._give_up(opened.number)
+                self._cancel(opened.number)
 
-    def _give_up(self, number: int) -> None:
-        """Reset a call that nothing more is read of; sent with what is sent next."""
+    def _cancel(self, number: int) -> None:
+        """Cancel a call; the reset is sent with the next write."""
         try:
             self._h2.reset_stream(number, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.ProtocolError:
-            return  # never opened, or closed by the other side
+            return  # never opened, or closed by gobgpd
 
     async def _begin(self, call: str, opened: _GobgpCall, requests: Iterable[WireMessage]) -> None:
         self._h2.send_headers(
@@ -311,13 +311,13 @@ class Gobgp:
             else:
                 opened.take(await self._events(call))
 
-    async def _events(self, call: str, *, lasts: bool = False) -> list[h2.events.Event]:
-        """Send what there is to send, and give what comes next."""
+    async def _events(self, call: str, *, endless: bool = False) -> list[h2.events.Event]:
+        """Send pending data, then return the events of the next received data."""
         try:
             with anyio.fail_after(CALL_TIMEOUT):
                 self._writer.write(self._h2.data_to_send())
                 await self._writer.drain()
-            with anyio.fail_after(None if lasts else CALL_TIMEOUT):
+            with anyio.fail_after(None if endless else CALL_TIMEOUT):
                 data = await self._reader.read(READ)
         except TimeoutError as error:
             raise RpcError(RpcCode.DEADLINE_EXCEEDED, f"no answer within {CALL_TIMEOUT:g} s") from error
@@ -339,7 +339,7 @@ class Gobgp:
 
 @asynccontextmanager
 async def connected(place: Path) -> AsyncIterator[Gobgp]:
-    """A connection for the length of the block. Raises GobgpUnreachableError."""
+    """Connect to gobgpd for the duration of the block. Raises GobgpUnreachableError."""
     try:
         reader, writer = await asyncio.open_unix_connection(place)
     except OSError as error:

@@ -1,9 +1,11 @@
-"""Which gobgpd has which peer: that of the instance or, after a crash, one of its own.
+"""Assign peers to gobgpd processes: that of the instance or, for suspects of a crash, a separate one.
 
-Why:    gobgpd 3.10 panics when a peer sends a message of a type that BGP does not have. All its sessions have
-        ended then, and its log does not name the peer. So each peer that may have sent the message comes back
-        with a gobgpd of its own, which costs it nothing more: the next crash has one peer, and ends its
-        session alone. The peers and their crashes are in a file, as agents come and go.
+Input:  crashes found in logs, and the peers.
+Output: the tables ``bgp-isolated-peers`` and ``bgp-held-peers``, and a WantedSpeaker for each gobgpd.
+Why:    gobgpd 3.10 panics on a message of an unknown type, which ends all its sessions, and its log does not
+        name the peer. Each peer that may have sent the message is moved to its own gobgpd when its session
+        is established again, so the next crash identifies the peer and ends only its session. A file has the
+        isolated peers and their crashes, for the next agent.
 Source: gobgp 3.10, pkg/server/fsm.go.
 """
 
@@ -38,23 +40,23 @@ __all__ = ["Isolation", "Suspects", "WantedSpeaker", "configuration_of", "wanted
 
 FIRST_HOLD: Final = timedelta(minutes=1)
 FIRST_OWN_HOLD: Final = timedelta(seconds=5)
-"""How long a peer is held down after its first crash: of a gobgpd with other peers, and of its own."""
-LONGEST_HOLD: Final = timedelta(minutes=30)
-"""The longest hold; each one is twice as long as the one before."""
-FORGET: Final = timedelta(hours=2)
-"""Crashes count anew after so long without one."""
-_EVER: Final = datetime.min.replace(tzinfo=UTC)
+"""First hold time of a peer that crashed its own gobgpd; FIRST_HOLD: a shared one."""
+MAX_HOLD: Final = timedelta(minutes=30)
+"""Maximum time for which a peer is held down; the time doubles with each crash."""
+RESET_AFTER: Final = timedelta(hours=2)
+"""Crash counts are reset after this time without a crash."""
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-# The configuration of each gobgpd.
+# The desired state of each gobgpd.
 
 
 class WantedSpeaker(msgspec.Struct, frozen=True):
-    """The configuration of one gobgpd."""
+    """The desired state of one gobgpd."""
 
     name: SpeakerName
     instance: BGPInstance
-    """A gobgpd of one peer does not listen: that of the instance has the port."""
+    """The instance; the gobgpd of an isolated peer does not listen, as that of the instance has the port."""
     facts: SpeakerFacts
     peers: Mapping[IPAddress, BGPPeer]
 
@@ -67,19 +69,19 @@ def wanted_speakers(
     held: Iterable[HeldPeer] = (),
     isolated: Iterable[IsolatedPeer] = (),
 ) -> Mapping[SpeakerName, WantedSpeaker]:
-    """The configuration of each gobgpd, without peers that are held down."""
-    without = {row.key for row in held}
-    alone = {row.key: row.configuration for row in isolated}
+    """Return the desired state of each gobgpd, without peers that are held down."""
+    held_keys = {row.key for row in held}
+    isolated_by_key = {row.key: row.configuration for row in isolated}
     of_peers: dict[SpeakerName, dict[IPAddress, BGPPeer]] = {}
     own: dict[str, list[SpeakerName]] = {}
     of_policies: dict[str, list[PolicyRules]] = {}
     of_paths: dict[str, list[AnnouncedPath]] = {}
     for peer in peers:
         name = SpeakerName(peer.instance)
-        if peer.key in alone and alone[peer.key] == configuration_of(peer):
+        if peer.key in isolated_by_key and isolated_by_key[peer.key] == configuration_of(peer):
             name = SpeakerName(peer.instance, str(peer.address))
             own.setdefault(peer.instance, []).append(name)
-        if peer.key not in without:
+        if peer.key not in held_keys:
             of_peers.setdefault(name, {})[peer.address] = peer
     for policy in policies:
         of_policies.setdefault(policy.instance, []).append(policy)
@@ -89,28 +91,28 @@ def wanted_speakers(
     for one in instances:
         rules, routes = of_policies.get(one.name, ()), of_paths.get(one.name, ())
         for name in (SpeakerName(one.name), *own.get(one.name, ())):
-            its = of_peers.get(name, {})
+            its_peers = of_peers.get(name, {})
             instance = msgspec.structs.replace(one, listen_port=NOT_LISTENING) if name.peer else one
             only = ip_address(name.peer) if name.peer else None
-            facts = wanted_facts(instance, its.values(), rules, routes, only)
-            found[name] = WantedSpeaker(name, instance, facts, its)
+            facts = wanted_facts(instance, its_peers.values(), rules, routes, only)
+            found[name] = WantedSpeaker(name, instance, facts, its_peers)
     return found
 
 
 def configuration_of(peer: BGPPeer) -> str:
-    """A hash of how a peer is configured, without its password."""
+    """Return a hash of a peer's configuration, without its password."""
     return msgspec.structs.replace(PeerFacts.of_row(peer), password="").digest
 
 
-# Which peer has crashed gobgpd.
+# Attribution of crashes to peers.
 
 
 class Suspects:
-    """Finds the peer of an instance that crashes a gobgpd which it shares, where no further one may run.
+    """Finds the peer that crashes a shared gobgpd, if no more gobgpd may be started.
 
-    The last session that came up is suspected first: what crashes mostly does so at once. If gobgpd crashes
-    while that peer is held down, another did it: the peer is released, and suspected last from then on. So
-    each crash rules out a peer; one that is suspected for the second time is not released again.
+    The peer that established its session last is suspected first, as most crashes follow immediately. If
+    gobgpd crashes while that peer is held down, it is cleared, released, and suspected last from then on. So
+    each crash rules out one peer; a peer that is suspected again is not released early.
     """
 
     def __init__(self, instance: str) -> None:
@@ -118,11 +120,11 @@ class Suspects:
         self._crashes: dict[IPAddress, int] = {}
         self._cleared: set[IPAddress] = set()
         self._held: dict[IPAddress, datetime] = {}
-        self._last = _EVER
+        self._last = _NEVER
 
     def crashed(self, crash: Crash, peers: Collection[IPAddress]) -> list[HeldPeer]:
-        """The peers to hold down from now on; none if the crash has ended no other peer's session."""
-        if crash.at - self._last > FORGET:
+        """Return the peers to hold down; none if the instance has only one peer."""
+        if crash.at - self._last > RESET_AFTER:
             self._crashes.clear()
             self._cleared.clear()
         self._last = crash.at
@@ -134,14 +136,14 @@ class Suspects:
                 del self._held[address], self._crashes[address]
         if len(peers) > 1 and (found := self.could(crash, peers)):
             self._crashes[found[0]] = count = self._crashes.get(found[0], 0) + 1
-            self._held[found[0]] = crash.at + _hold(FIRST_HOLD, count)
+            self._held[found[0]] = crash.at + _hold_time(FIRST_HOLD, count)
         return [
             HeldPeer(self._instance, address, self._crashes[address], until)
             for address, until in self._held.items()
         ]
 
     def could(self, crash: Crash, peers: Collection[IPAddress]) -> Sequence[IPAddress]:
-        """The peers that may have caused a crash, the likeliest first."""
+        """Return the peers that may have caused a crash, most likely first."""
         up = [address for address in map(ip_address, crash.up) if address in peers]
         if not crash.established:
             up = [address for address in peers if address not in up]
@@ -149,8 +151,8 @@ class Suspects:
         return sorted(found, key=lambda address: address in self._cleared)
 
 
-def _hold(first: timedelta, crashes: int) -> timedelta:
-    return min(first * (1 << min(crashes - 1, 10)), LONGEST_HOLD)
+def _hold_time(first: timedelta, crashes: int) -> timedelta:
+    return min(first * (1 << min(crashes - 1, 10)), MAX_HOLD)
 
 
 class _PeerRecord(msgspec.Struct):
@@ -164,15 +166,15 @@ class _PeerRecord(msgspec.Struct):
 
 
 class _IsolationRecord(msgspec.Struct):
-    """The file by which the next agent knows them."""
+    """The file of isolated peers, which the next agent reads."""
 
     seen: dict[str, datetime] = {}
-    """By instance: its latest crash after which peers were isolated, as Crash.after."""
+    """Crash.after of the last handled crash, by instance."""
     peers: list[_PeerRecord] = []
 
 
 class Isolation:
-    """The peers with a gobgpd of their own, and those that are held down, by the crashes there were."""
+    """The isolated peers and those that are held down, by the crashes so far."""
 
     def __init__(
         self, speakers: Speakers, peers: ReadTable[tuple[str, IPAddress], BGPPeer], log: Logger
@@ -188,24 +190,24 @@ class Isolation:
         self._load()
 
     def crashed(self, name: SpeakerName, crash: Crash) -> None:
-        """Isolate or hold down peers after a crash; one that was handled before is ignored."""
+        """Isolate or hold down peers after a crash. A crash that was already handled is ignored."""
         if name.peer:
             row = self.isolated.get((name.instance, ip_address(name.peer)))
-            if row is not None and crash.after > (row.counted or _EVER):
-                self._crashed_alone(row, crash)
-        elif crash.after > self._seen.get(name.instance, _EVER):
-            self._crashed_together(name.instance, crash)
+            if row is not None and crash.after > (row.counted or _NEVER):
+                self._isolated_crashed(row, crash)
+        elif crash.after > self._seen.get(name.instance, _NEVER):
+            self._shared_crashed(name.instance, crash)
 
-    def _crashed_alone(self, row: IsolatedPeer, crash: Crash) -> None:
-        lately = row.last is not None and crash.at - row.last <= FORGET
+    def _isolated_crashed(self, row: IsolatedPeer, crash: Crash) -> None:
+        lately = row.last is not None and crash.at - row.last <= RESET_AFTER
         row = msgspec.structs.replace(
             row, crashes=row.crashes + 1 if lately else 1, last=crash.at, counted=crash.after
         )
         self.isolated.put(row)
         self._save()
-        self._hold_down([_held_alone(row)])
+        self._hold_down([_held_isolated(row)])
 
-    def _crashed_together(self, instance: str, crash: Crash) -> None:
+    def _shared_crashed(self, instance: str, crash: Crash) -> None:
         sharing = [
             row.address
             for row in self._peers.all()
@@ -244,7 +246,7 @@ class Isolation:
                     table.put(row)
 
     async def release(self) -> None:
-        """Release peers that were held down for long enough: they are dialled again."""
+        """Release peers when their hold time ends, so that they are dialled again."""
         changes = self.held.changes()
         while True:
             changes.take()
@@ -258,7 +260,7 @@ class Isolation:
                 await changes.wait()
 
     async def configured(self, changed: object) -> None:
-        """Return changed peers to the gobgpd of their instance, and forget removed ones."""
+        """Return peers with a changed configuration to the gobgpd of their instance; drop removed peers."""
         del changed
         known = self._peers.initialized
         returned = []
@@ -296,7 +298,7 @@ class Isolation:
         with self.isolated.txn() as table:
             for row in rows:
                 table.put(row)
-        self._hold_down(_held_alone(row) for row in rows if row.crashes)
+        self._hold_down(_held_isolated(row) for row in rows if row.crashes)
 
     def _save(self) -> None:
         peers = [
@@ -315,6 +317,6 @@ class Isolation:
             )
 
 
-def _held_alone(row: IsolatedPeer) -> HeldPeer:
-    until = (row.last or row.since) + _hold(FIRST_OWN_HOLD, row.crashes)
+def _held_isolated(row: IsolatedPeer) -> HeldPeer:
+    until = (row.last or row.since) + _hold_time(FIRST_OWN_HOLD, row.crashes)
     return HeldPeer(row.instance, row.address, row.crashes, until, isolated=True)

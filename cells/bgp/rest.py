@@ -1,8 +1,8 @@
-"""BGP in the REST API, metrics, and the status of this node's CiliumBGPNodeConfig.
+"""Show BGP in the REST API, in metrics, and in the status of this node's CiliumBGPNodeConfig.
 
+Input:  desired tables of the controller; sessions and routes of speakers.
+Why:    policies are shown as desired, with Cilium's names, because speakers have them in another form.
 Source: Cilium 1.17, api/v1/openapi.yaml (/bgp), pkg/bgpv1/api, pkg/bgpv1/metrics.
-Why:    sessions and routes are the speaker's, what they shall be is the controller's. Policies are
-        shown as they are wanted, by Cilium's names: a speaker has them in a form of its own.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ __all__ = ["BGPOperations", "BGPState", "cell", "node_status"]
 
 DISABLED: Final = "BGP control plane is disabled"
 LISTED: Final = frozenset({AfiSafi("ipv4", "unicast"), AfiSafi("ipv6", "unicast")})
-"""Families that a speaker has routes of."""
+"""Families in which speakers have routes."""
 
 
 class BGPState(msgspec.Struct, frozen=True):
     """The tables and routes to show."""
 
     enabled: bool
-    """Whether BGP is on."""
+    """Whether BGP is enabled."""
     wanted: WantedSpeakers
     observed: ReadTable[tuple[str, IPAddress], ObservedPeer]
-    """By instance and address."""
+    """Sessions by instance and address."""
     listing: RouteListing
 
 
 class BGPQueryError(Exception):
-    """Raised for a query that names an unknown router, peer or family; the text is Cilium's."""
+    """A query with an unknown router, peer or family; the message is Cilium's."""
 
 
 class RouteQuery(msgspec.Struct, frozen=True):
@@ -83,13 +83,13 @@ class RouteQuery(msgspec.Struct, frozen=True):
 
 
 class BGPOperations:
-    """The handlers."""
+    """The handlers of the API."""
 
     def __init__(self, state: BGPState) -> None:
         self._state = state
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return the HTTP routes of the handlers."""
         return [
             Route("GET", "/v1/bgp/peers", self.get_peers),
             Route("GET", "/v1/bgp/routes", self.get_routes),
@@ -97,7 +97,7 @@ class BGPOperations:
         ]
 
     async def get_peers(self, request: Request) -> Response:
-        """GET /bgp/peers: sessions by router and address, wanted ones that no speaker has yet, too."""
+        """GET /bgp/peers: desired peers by router and address, with their sessions if established."""
         del request
 
         async def found() -> list[wire.BgpPeer]:
@@ -108,12 +108,12 @@ class BGPOperations:
         return await self._answer("peers", found)
 
     async def get_routes(self, request: Request) -> Response:
-        """GET /bgp/routes: the routes of a table, of every router and peer unless one is named."""
+        """GET /bgp/routes: the routes of a table, of all routers and peers unless given."""
         query = _route_query(request)
         return await self._answer("routes", lambda: self._found_routes(query))
 
     async def get_route_policies(self, request: Request) -> Response:
-        """GET /bgp/route-policies: by router and name."""
+        """GET /bgp/route-policies: policies by router and name."""
         router = _router(request)
 
         async def found() -> list[wire.BgpRoutePolicy]:
@@ -134,7 +134,7 @@ class BGPOperations:
             return answer(500, f"failed to get {what}: {error}")
 
     def _instances(self, router: int | None) -> list[BGPInstance]:
-        """The instances with an ASN, or all; none if there are none. Raises BGPQueryError."""
+        """Return the instances with an ASN, or all of them. Raises BGPQueryError for an unknown ASN."""
         instances = sorted(self._state.wanted.instances.all(), key=lambda one: (one.local_asn, one.name))
         if router is None or not instances:
             return instances
@@ -144,7 +144,7 @@ class BGPOperations:
         return found
 
     async def _found_routes(self, query: RouteQuery) -> list[wire.BgpRoute]:
-        """Raises BGPQueryError, HiveError."""
+        """List the routes of a query. Raises BGPQueryError, HiveError."""
         instances = self._instances(query.router)
         if query.neighbor and query.router is None and len(instances) > 1:
             raise BGPQueryError("multiple virtual routers configured, router ASN must be specified")
@@ -159,7 +159,7 @@ class BGPOperations:
         return found
 
     def _tables(self, instance: BGPInstance, query: RouteQuery) -> list[IPAddress | None]:
-        """The peers with the requested tables; None for the router's own. Raises BGPQueryError."""
+        """Return the peers to query; None for the Loc-RIB. Raises BGPQueryError."""
         if query.afi not in AFIS:
             raise BGPQueryError(f"unknown AFI {query.afi}")
         if query.safi not in SAFIS:
@@ -185,7 +185,7 @@ class BGPOperations:
 
 
 def _required(request: Request, name: str) -> str:
-    """Raises FrameworkError."""
+    """Return a required parameter. Raises FrameworkError."""
     value = request.query.get(name, "")
     if not value:
         raise FrameworkError(422, 602, f"{name} in query is required")
@@ -193,13 +193,13 @@ def _required(request: Request, name: str) -> str:
 
 
 def _router(request: Request) -> int | None:
-    """Raises FrameworkError."""
+    """Parse the parameter router_asn. Raises FrameworkError."""
     text = request.query.get("router_asn", "")
     return parse_int(text, "router_asn in query") if text else None
 
 
 def _route_query(request: Request) -> RouteQuery:
-    """Raises FrameworkError."""
+    """Parse the parameters of GET /bgp/routes. Raises FrameworkError."""
     afi = _required(request, "afi")
     router = _router(request)
     safi = _required(request, "safi")
@@ -270,7 +270,7 @@ def _nanoseconds(since: datetime | None, now: datetime) -> int:
 def _routes(
     asn: int, peer: IPAddress | None, family: AfiSafi, listed: Iterable[ListedRoute]
 ) -> Iterator[wire.BgpRoute]:
-    """By prefix."""
+    """Group routes by prefix and convert them to models."""
     now = datetime.now(UTC)
     grouped: dict[tuple[bytes, int], list[ListedRoute]] = {}
     for one in listed:
@@ -324,7 +324,7 @@ def _statement(statement: PolicyStatement) -> wire.BgpStatement:
 
 
 def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """Contribute the handlers to the API."""
     return ApiPart("bgp", operations.routes())
 
 
@@ -334,7 +334,7 @@ def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
 def node_status(
     config: CiliumBGPNodeConfig, plans: Iterable[InstancePlan], observed: Iterable[ObservedPeer]
 ) -> BGPNodeConfigStatus:
-    """The status of the instances that run, in the order of the spec."""
+    """Compute the status of the planned instances, in the order of the spec."""
     running = {plan.name: {peer.name: peer.key for peer in plan.peers} for plan in plans if plan.instance}
     sessions = {row.key: row for row in observed}
     found: list[BGPInstanceStatus] = []
@@ -381,7 +381,7 @@ _PREFIX: Final = "cilium_bgp_control_plane"
 def bgp_families(
     peers: Iterable[BGPPeer], observed: ReadTable[tuple[str, IPAddress], ObservedPeer]
 ) -> list[MetricFamily]:
-    """Sessions and their routes, by the ASN of the router and the address and port of the peer."""
+    """Compute metrics of sessions and routes by ASN of the router and address and port of the peer."""
     states: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, ...], float] = {}
     advertised: dict[tuple[str, ...], float] = {}
@@ -411,7 +411,7 @@ def bgp_families(
 
 
 def bgp_metrics(state: BGPState) -> Member[Collector]:
-    """Sessions as metrics."""
+    """Collect the metrics of sessions."""
 
     async def collect() -> Iterable[MetricFamily]:
         return bgp_families(state.wanted.peers.all(), state.observed) if state.enabled else ()

@@ -1,7 +1,9 @@
-"""Sessions as gobgpd reports them: their state by its API; why they ended, and its crashes, by its log.
+"""Read the state of sessions from gobgpd's API; read reasons of their ends, and crashes, from its log.
 
-Why:    nothing but its log has the reason of an end. gobgpd 3.10 panics when a peer sends a message of a type
-        that BGP does not have, which ends the sessions of all its peers, and does not name the peer.
+Input:  listed peers; the log of a gobgpd.
+Output: ObservedPeer rows; reasons by peer; Crash values.
+Why:    only the log has the reason why a session ended. gobgpd 3.10 panics on a message of an unknown type,
+        which ends all its sessions, and the log does not name the peer.
 Source: gobgp 3.10, pkg/server/fsm.go; RFC 4271, section 4.5; RFC 4486, 8203, 8538 (subcodes of Cease).
 """
 
@@ -21,7 +23,7 @@ from cells.hubble.codec import decode
 
 __all__ = ["Crash", "SpeakerLog", "held_peer", "moment", "observed_peer"]
 
-# By its API.
+# The API.
 
 CAPABILITIES: Final = {
     "MultiProtocolCapability": "multiprotocol",
@@ -36,7 +38,7 @@ CAPABILITIES: Final = {
     "FqdnCapability": "fqdn",
 }
 CODES: Final = {5: "multiple-labels", 6: "extended-message", 9: "role"}
-"""Of those that gobgpd has no name for (IANA)."""
+"""Capabilities (IANA) for which gobgpd has no message type."""
 STATES: Final = {
     api.SessionState.IDLE: PeerState.IDLE,
     api.SessionState.CONNECT: PeerState.CONNECT,
@@ -48,7 +50,7 @@ STATES: Final = {
 
 
 def observed_peer(instance: str, listed: api.ApiPeer, error: str = "") -> ObservedPeer:
-    """What gobgpd reports of a session, and why it ended last."""
+    """Convert a listed peer to a row, with the reason why its session ended last."""
     conf, state = listed.conf or api.PeerConf(), listed.state or api.ApiPeerState()
     timers = (listed.timers or api.Timers()).state or api.TimersState()
     established = state.session_state == api.SessionState.ESTABLISHED
@@ -63,7 +65,7 @@ def observed_peer(instance: str, listed: api.ApiPeer, error: str = "") -> Observ
         hold_time=timers.negotiated_hold_time,
         keepalive=timers.keepalive_interval,
         families=tuple(
-            # with graceful restart gobgpd counts End-of-RIB among what is advertised, as upstream shows it
+            # with graceful restart, gobgpd counts End-of-RIB as advertised; Cilium shows the same count
             FamilyCounts(family_of(one.family), one.received, one.accepted, one.advertised)
             for one in (each.state for each in listed.afi_safis)
             if one is not None and one.family is not None
@@ -84,12 +86,12 @@ def _capability(announced: api.Packed) -> str:
 
 
 def moment(nanoseconds: int | None) -> datetime | None:
-    """A time of gobgpd's messages."""
+    """Convert nanoseconds since 1970 to a time, truncated to seconds."""
     return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds // 10**9, UTC)
 
 
 def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
-    """The row of a peer that is held down."""
+    """Return the row of a peer that is held down."""
     return ObservedPeer(
         instance=peer.instance,
         address=peer.address,
@@ -101,7 +103,7 @@ def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
     )
 
 
-# By its log.
+# The log.
 
 ERRORS: Final = {
     1: "message header error",
@@ -128,14 +130,14 @@ DETAILS: Final = {
     (6, 8): "out of resources",
     (6, 9): "hard reset",
 }
-"""Of NOTIFICATIONs, by code and subcode."""
+"""Meanings of NOTIFICATION subcodes, by code and subcode."""
 REASONS: Final = {
     "read-failed": "the peer ended the connection",
     "write-failed": "the connection ended while it was written to",
     "hold-timer-expired": "sent NOTIFICATION 4/0 (hold timer expired): the peer was silent",
     "graceful-restart": "the peer ended the connection, and may restart gracefully",
 }
-"""Why gobgpd has a session end, where no NOTIFICATION has."""
+"""Texts for gobgpd's reasons other than a NOTIFICATION."""
 
 _FIELD: Final = re.compile(r'([\w-]+)=("(?:[^"\\]|\\.)*"|\S*)')
 _NOTIFIED: Final = re.compile(r"notification-(sent|received) code (\d+)\(.*?\) subcode (\d+)\(")
@@ -143,39 +145,39 @@ _PANICS: Final = ("panic: ", "fatal error: ")
 
 
 class Crash(NamedTuple):
-    """gobgpd has ended while it read a message of a peer."""
+    """A crash of gobgpd while it read a message of a peer."""
 
     at: datetime
     up: tuple[str, ...]
-    """Addresses of peers with an established session, the last to come up at the end."""
+    """Addresses of peers with an established session, in the order in which they were established."""
     established: bool
-    """Whether the message came over such a session, and not before one was established."""
+    """Whether the peer that sent the message had an established session."""
     after: datetime
-    """Time of the last line before it, by which it is known again when the log is read once more."""
+    """Time of the last log line before the crash; identifies the crash when the log is read again."""
 
 
 class SpeakerLog:
-    """The log of one gobgpd, read step by step; it may be truncated, or missing."""
+    """Reads the log of one gobgpd incrementally; it may be truncated, or missing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
-        self._part = b""
+        self._partial = b""
         self._up: dict[str, None] = {}
         self._reasons: dict[str, str] = {}
         self._trace: list[str] | None = None
-        """Lines since a panic; None: it has not panicked, or that was reported."""
+        """Lines since a panic; None if there was no panic since the last reported crash."""
         self._last = datetime.min.replace(tzinfo=UTC)
-        """The time of the last line that has one."""
+        """Time of the last line with a timestamp."""
         self.ends: dict[str, str] = {}
-        """Why each peer's session ended last, or did not come up, by address."""
+        """Why each peer's session ended last, or could not be established, by address."""
 
     def read(self, *, ended: bool = False) -> list[Crash]:
-        """Take in what was written since; the crashes in it. ``ended``: nothing follows of this process.
+        """Read new lines and return the crashes in them. ``ended``: the process has exited.
 
         Raises OSError.
         """
-        crashes = [crash for line in self._lines() if (crash := self._take(line)) is not None]
+        crashes = [crash for line in self._lines() if (crash := self._parse(line)) is not None]
         if ended and (crash := self._crash(datetime.now(UTC))) is not None:
             crashes.append(crash)
         return crashes
@@ -184,17 +186,17 @@ class SpeakerLog:
         try:
             with self._path.open("rb") as log:
                 if log.seek(0, 2) < self._read:
-                    self._read, self._part = 0, b""
+                    self._read, self._partial = 0, b""
                 log.seek(self._read)
                 data = log.read()
         except FileNotFoundError:
             return
         self._read += len(data)
-        *lines, self._part = (self._part + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             yield line.decode(errors="replace")
 
-    def _take(self, line: str) -> Crash | None:
+    def _parse(self, line: str) -> Crash | None:
         if not line.startswith("time="):
             if self._trace is None and line.startswith(_PANICS):
                 self._trace = []
@@ -221,7 +223,7 @@ class SpeakerLog:
             self.ends.pop(peer, None)
         elif message == "received notification":
             code, subcode = fields.get("Code", ""), fields.get("Subcode", "")
-            text = _notification("received", code, subcode, fields.get("Communicated-Reason", ""))
+            text = _notification_text("received", code, subcode, fields.get("Communicated-Reason", ""))
             self._reasons[peer] = self.ends[peer] = text
         elif message == "sent notification" and peer not in self._up:
             self.ends[peer] = f"sent NOTIFICATION: {fields.get('Data', '')}"
@@ -232,10 +234,12 @@ class SpeakerLog:
         if (found := _NOTIFIED.match(reason)) is None:
             return REASONS.get(reason, reason)
         direction, code, subcode = found.groups()
-        return received if direction == "received" and received else _notification(direction, code, subcode)
+        return (
+            received if direction == "received" and received else _notification_text(direction, code, subcode)
+        )
 
     def _crash(self, at: datetime) -> Crash | None:
-        """The crash that the trace is of, unless no peer has to do with it."""
+        """Return the crash of a stack trace; None if the code that handles peers is not in it."""
         trace, self._trace = "\n".join(self._trace or ()), None
         if "fsmHandler)" not in trace and "handleFSMMessage" not in trace:
             return None
@@ -244,7 +248,7 @@ class SpeakerLog:
 
 
 def _unquoted(value: str) -> str:
-    """As gobgpd writes it: what cannot be printed stays escaped."""
+    """Remove quotes and their escapes; escapes of unprintable characters remain."""
     return re.sub(r'\\(["\\])', r"\1", value[1:-1]) if value.startswith('"') else value
 
 
@@ -255,7 +259,7 @@ def _time(text: str) -> datetime:
         return datetime.now(UTC)
 
 
-def _notification(direction: str, code: str, subcode: str, communicated: str = "") -> str:
+def _notification_text(direction: str, code: str, subcode: str, communicated: str = "") -> str:
     numbers = (int(code), int(subcode)) if code.isdecimal() and subcode.isdecimal() else (0, 0)
     words = [ERRORS.get(numbers[0], ""), DETAILS.get(numbers, ""), communicated]
     return f"{direction} NOTIFICATION {code}/{subcode} ({': '.join(word for word in words if word)})"

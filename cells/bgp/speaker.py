@@ -1,7 +1,8 @@
-"""Runs speakers while there are instances, and observes their sessions.
+"""Run speakers while there are instances, and observe their sessions.
 
-Reconciler: the tables of WantedSpeakers in, gobgpd's calls out; sessions into the table bgp-observed-peers.
-Source:     gobgp 3.10, pkg/server; Cilium 1.17, pkg/bgpv1.
+Input:  the tables of WantedSpeakers.
+Output: calls to gobgpd; the table ``bgp-observed-peers``.
+Source: gobgp 3.10, pkg/server; Cilium 1.17, pkg/bgpv1.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ from lifecycle import Backoff, Derived, Jobs, Logger, ReadTable, Reconciler, Tab
 __all__ = ["BGPSpeakers"]
 
 SWEEP: Final = 60.0
-"""Seconds between two comparisons of everything."""
-AGAIN: Final = 5.0
-"""Seconds before a speaker that fails is tried again, at most: peers wait for one that has restarted."""
-ROUTES_REST: Final = 1.0
-"""Seconds without news of routes from peers, after some: a peer that floods costs no more than that."""
-REST: Final = 0.2
-"""Seconds between two lists of sessions: a peer that comes and goes costs no more than that."""
+"""Seconds between full reconciliations."""
+MAX_BACKOFF: Final = 5.0
+"""Maximum backoff in seconds for a speaker that fails: peers wait for it to restart."""
+ROUTES_INTERVAL: Final = 1.0
+"""Seconds for which events of received routes are ignored after one, to limit the work that a peer can cause.
+"""
+LIST_INTERVAL: Final = 0.2
+"""Minimum seconds between two lists of sessions, to limit the work that a flapping peer can cause."""
 
 
 class BGPSpeakers:
-    """Runs speakers while there are instances. At stop they go on: their sessions have no part in it."""
+    """Runs speakers while there are instances. They continue to run when the agent stops."""
 
     def __init__(
         self,
@@ -81,37 +83,37 @@ class BGPSpeakers:
         )
         self.observed = observed
         self.reconciler: Reconciler[SpeakerName, WantedSpeaker] = Reconciler(
-            self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=AGAIN)
+            self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=MAX_BACKOFF)
         )
         tables.add(self.reconciler.statuses, isolation.held, isolation.isolated)
         jobs.observe("reconcile", self.reconciler)
-        self._list_soon = jobs.timer("list sessions", self.refresh, SWEEP, rest=REST).trigger
+        self._list_soon = jobs.timer("list sessions", self.refresh, SWEEP, rest=LIST_INTERVAL).trigger
         jobs.one_shot("watch sessions", self._watch)
         jobs.one_shot("release peers", isolation.release)
         jobs.observe("return changed peers", wanted.peers.changes, isolation.configured)
 
     async def refresh(self) -> None:
-        """List all sessions now: numbers of routes change without an event. Raises OSError."""
+        """List all sessions now, as route counts change without an event. Raises OSError."""
         async with anyio.create_task_group() as tasks:
             for name in [row.name for row in self._wanted.all()]:
                 self._read_log(name)
                 tasks.start_soon(self._list_one, name)
-        self._forget(self._wanted.all())
+        self._drop_stale(self._wanted.all())
 
     async def _list_one(self, name: SpeakerName) -> None:
         listed: list[api.ApiPeer] = []
-        with suppress(GobgpError):  # it has no sessions then
+        with suppress(GobgpError):  # a speaker that does not answer has no sessions
             async with connected(self._speakers.socket(name)) as gobgp:
                 listed = await gobgp.peers(advertised=True)
-        self._note(name, listed)
+        self._update_sessions(name, listed)
 
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
     ) -> list[ListedRoute]:
-        """The routes of a table; of an adj-rib those of a peer. Raises GobgpError when it does not answer."""
+        """List the routes of a RIB; an Adj-RIB is that of a peer. Raises GobgpError."""
         afi = ADDRESS_FAMILIES[family]
         text = "" if peer is None else str(peer)
-        async with connected(self._speakers.socket(self._name(instance, peer))) as gobgp:
+        async with connected(self._speakers.socket(self._speaker_of(instance, peer))) as gobgp:
             found = await gobgp.routes(TABLE_TYPES[table], afi, text, binary=True)
         return [
             ListedRoute(
@@ -126,15 +128,15 @@ class BGPSpeakers:
             for path in destination.paths
         ]
 
-    def _name(self, instance: str, peer: IPAddress | None) -> SpeakerName:
-        """The speaker that has a peer."""
+    def _speaker_of(self, instance: str, peer: IPAddress | None) -> SpeakerName:
+        """Return the speaker of a peer."""
         own = SpeakerName(instance, "" if peer is None else str(peer))
         return own if self._wanted.get(own) is not None else SpeakerName(instance)
 
-    def _note(self, name: SpeakerName, listed: Iterable[api.ApiPeer]) -> None:
+    def _update_sessions(self, name: SpeakerName, listed: Iterable[api.ApiPeer]) -> None:
         log, wanted = self._logs.get(name), self._wanted.get(name)
         if log is None or wanted is None:
-            return  # it was dropped meanwhile
+            return  # the speaker is no longer desired
         found = [
             observed_peer(name.instance, one, log.ends.get(one.conf.neighbor_address, ""))
             for one in listed
@@ -145,14 +147,14 @@ class BGPSpeakers:
         rows |= {
             peer.key: held_peer(peer, row)
             for peer, row in held
-            if peer is not None and self._name(*peer.key) == name
+            if peer is not None and self._speaker_of(*peer.key) == name
         }
         with self.observed.txn() as table:
             for row in self.observed.all():
-                if self._name(*row.key) == name and row.key not in rows:
+                if self._speaker_of(*row.key) == name and row.key not in rows:
                     table.delete(row.key)
             for row in rows.values():
-                if self._name(*row.key) != name:
+                if self._speaker_of(*row.key) != name:
                     continue
                 if (own := self._isolation.isolated.get(row.key)) is not None:
                     row = msgspec.structs.replace(row, isolated_at=own.since, crashes=own.crashes)  # noqa: PLW2901
@@ -161,7 +163,7 @@ class BGPSpeakers:
         if wanted.peers.keys() != {row.address for row in found}:
             self.reconciler.trigger()
 
-    def _forget(self, wanted: Iterable[WantedSpeaker]) -> None:
+    def _drop_stale(self, wanted: Iterable[WantedSpeaker]) -> None:
         names = {row.name for row in wanted}
         for name in self._logs.keys() - names:
             del self._logs[name]
@@ -171,14 +173,14 @@ class BGPSpeakers:
                     table.delete(row.key)
 
     def _read_log(self, name: SpeakerName, *, ended: bool = False) -> None:
-        """Take in what gobgpd has written, and its crashes, also those before this agent began."""
+        """Process new lines of gobgpd's log, including crashes before this agent started."""
         if name not in self._logs:
             self._logs[name] = SpeakerLog(self._speakers.log(name))
         for crash in self._logs[name].read(ended=ended):
             self._isolation.crashed(name, crash)
 
     async def _watch(self) -> None:
-        """Follow the speaker of each instance as long as there is one."""
+        """Follow each speaker while it is desired."""
         watched: dict[SpeakerName, anyio.CancelScope] = {}
         async with anyio.create_task_group() as tasks:
             async for _ in self._changes():
@@ -195,7 +197,7 @@ class BGPSpeakers:
             yield
 
     async def _follow(self, name: SpeakerName, scope: anyio.CancelScope) -> None:
-        """List its sessions when one changes, until it ends; then have it come back, and go on."""
+        """List sessions on each event of a speaker; when it exits, reconcile and wait for its restart."""
         with scope:
             while True:
                 written = self._target.written
@@ -216,14 +218,14 @@ class BGPSpeakers:
                     await written.wait()
 
     async def _follow_routes(self, name: SpeakerName) -> None:
-        """List its sessions when peers have sent routes; after the first news ask for no more for a while."""
+        """List sessions when peers have sent routes, at most once in ROUTES_INTERVAL seconds."""
         while True:
             async with connected(self._speakers.socket(name)) as gobgp:
                 self._list_soon()
                 async with aclosing(gobgp.events(routes=True)) as events:
                     async for _ in events:
                         break
-            await anyio.sleep(ROUTES_REST)
+            await anyio.sleep(ROUTES_INTERVAL)
 
 
 TABLE_TYPES: Final = {
@@ -232,4 +234,4 @@ TABLE_TYPES: Final = {
     RouteTable.ADJ_RIB_OUT: api.TableType.ADJ_OUT,
 }
 ADDRESS_FAMILIES: Final = {IPV4_UNICAST: 1, IPV6_UNICAST: 2}
-"""AFI (IANA, Address Family Numbers)."""
+"""AFI numbers (IANA, Address Family Numbers)."""

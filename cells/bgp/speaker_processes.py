@@ -1,8 +1,10 @@
-"""The processes of gobgpd: started, watched and ended.
+"""Start, find and stop the gobgpd processes of this node.
 
-Why:    each outlives the agent, so that no session ends with it. There is one for each BGP instance: a
-        gobgpd has one AS, one router ID, one port and one set of policies, and so has an instance; what goes
-        wrong in one leaves the others alone. A peer that may have crashed it has one of its own.
+Input:  names of speakers.
+Output: processes, with a socket, a log and a record each in the directory ``bgp`` of state-dir.
+Why:    processes outlive the agent, so that its restart ends no session. Each BGP instance has a gobgpd,
+        because a gobgpd has one ASN, router ID, port and set of policies; a failure affects only its
+        instance. Peers that may have crashed a gobgpd have separate ones.
 """
 
 from __future__ import annotations
@@ -27,44 +29,44 @@ from lifecycle import HiveError, Logger
 
 __all__ = ["SpeakerError", "Speakers", "end_speakers"]
 
-BESIDE: Final = "speaker"
-"""Name of the socket and the log of a gobgpd that runs separately."""
+EXTERNAL_NAME: Final = "speaker"
+"""Base name of the socket and log of a gobgpd that runs separately (external-bgp-speaker)."""
 LAUNCHER: Final = "launch"
-"""The FIFO by which the pod of speakers is asked for a further gobgpd: ``start`` or ``end``, and a name."""
-PLACES: Final = "/usr/bin:/usr/local/bin"
-"""Where images and packages of distributions put it, whatever the agent's PATH."""
+"""FIFO on which the speakers' pod receives commands: ``start`` or ``end``, and a name."""
+SEARCH_PATH: Final = "/usr/bin:/usr/local/bin"
+"""Search path of gobgpd in addition to the agent's PATH."""
 PATIENCE: Final = 10.0
-"""Seconds that gobgpd gets to answer, and to end."""
-LEAST_PAUSE: Final = 0.005
-MOST_PAUSE: Final = 0.2
-"""Seconds between two tries to connect to one that has just been started."""
-LARGEST_LOG: Final = 1 << 20
-"""Bytes after which a log is truncated: it may be on a tmpfs, and peers can cause lines."""
+"""Timeout in seconds for gobgpd to answer, and to exit."""
+MIN_PAUSE: Final = 0.005
+MAX_PAUSE: Final = 0.2
+"""Maximum seconds between two attempts to connect to a gobgpd that was just started."""
+MAX_LOG: Final = 1 << 20
+"""Size in bytes at which logs are truncated: they may be on a tmpfs, and peers can cause lines."""
 
 
-MOST_OWN: Final = 8
-"""Peers of a node that have a gobgpd of their own, at most: each takes some 25 MB."""
+MAX_ISOLATED: Final = 8
+"""Maximum number of isolated peers per node: the gobgpd of each uses some 25 MB."""
 
 
 class SpeakerError(HiveError):
-    """There is no gobgpd for an instance."""
+    """No gobgpd could be started or used for an instance."""
 
 
 class _Started(msgspec.Struct):
     instance: str
     pid: int
     began: str
-    """Its start time (see _began()), as pids are reused."""
+    """Start time of the process (see _start_time()), as PIDs are reused."""
     peer: str = ""
 
     @property
     def name(self) -> SpeakerName:
-        """Whether it is of an instance or of one peer."""
+        """The name of the speaker."""
         return SpeakerName(self.instance, self.peer)
 
 
 class Speakers:
-    """The gobgpd processes of this node: one for each instance, and those of isolated peers."""
+    """The gobgpd processes of this node: one per instance and isolated peer."""
 
     def __init__(self, settings: SpeakerSettings, state_dir: Path, log: Logger) -> None:
         self._external = settings.external_bgp_speaker
@@ -75,42 +77,45 @@ class Speakers:
 
     @property
     def isolated(self) -> Path:
-        """The file of isolated peers."""
+        """Path of the file of isolated peers."""
         return self._folder / "isolated"
 
     @property
     def most_own(self) -> int:
-        """How many peers may have one of their own; an earlier chart's speakers can start none."""
-        return MOST_OWN if not self._external or self._launcher.is_fifo() else 0
+        """Maximum number of isolated peers; 0 if the speakers' pod has no launcher (earlier charts)."""
+        return MAX_ISOLATED if not self._external or self._launcher.is_fifo() else 0
 
     def socket(self, name: SpeakerName) -> Path:
-        """Its gRPC socket."""
-        return self._place(name, ".sock")
+        """Path of the gRPC socket."""
+        return self._path(name, ".sock")
 
     def log(self, name: SpeakerName) -> Path:
-        """Its log; one that runs separately may have none there."""
-        return self._place(name, ".log")
+        """Path of the log; a gobgpd that runs separately may not write one."""
+        return self._path(name, ".log")
 
-    def _place(self, name: SpeakerName, suffix: str) -> Path:
-        """A hash: names of instances may be longer than those of sockets."""
+    def _path(self, name: SpeakerName, suffix: str) -> Path:
+        """Return a path by a hash of the name, as paths of Unix sockets are limited to 107 characters."""
         if self._external and not name.peer:
-            return self._folder / f"{BESIDE}{suffix}"
+            return self._folder / f"{EXTERNAL_NAME}{suffix}"
         text = f"{name.instance}\0{name.peer}" if name.peer else name.instance
         return self._folder / (hashlib.sha256(text.encode()).hexdigest()[:12] + suffix)
 
     def running(self) -> list[SpeakerName]:
-        """Those that run; of those beside the agent the ones that it has used."""
+        """Return the running speakers; if they run separately, those that the agent has used."""
         if self._external:
             known = [(path, one) for path, one in _records(self._folder) if not one.began]
-            return [one.name for path, one in known if one.peer or path.stem == BESIDE]
+            return [one.name for path, one in known if one.peer or path.stem == EXTERNAL_NAME]
         return [one.name for one in _running(self._folder)]
 
     async def ensure(self, name: SpeakerName) -> None:
-        """Start it unless it runs; await its answer. Raises SpeakerError, GobgpUnreachableError, OSError."""
+        """Start a speaker unless it runs, and wait until it answers.
+
+        Raises SpeakerError, GobgpUnreachableError, OSError.
+        """
         if self._external and not name.peer:
-            if (its := [one for one in self.running() if not one.peer]) not in ([], [name]):
+            if (others := [one for one in self.running() if not one.peer]) not in ([], [name]):
                 raise SpeakerError(
-                    f"external-bgp-speaker=true: there is one speaker, for the instance {its[0]}, and"
+                    f"external-bgp-speaker=true: there is one speaker, for the instance {others[0]}, and"
                     f" none for {name}; leave one instance to this node, or let the agent start gobgpd"
                 )
             async with connected(self.socket(name)):
@@ -118,54 +123,54 @@ class Speakers:
             return
         with suppress(GobgpUnreachableError):
             async with connected(self.socket(name)) as gobgp:
-                if name not in self.running():  # an agent was killed between its start and its record
+                if name not in self.running():  # an earlier agent was killed before it wrote the record
                     pid = 0 if self._external else gobgp.pid
-                    self._record(name, pid, _began(pid) if pid else "")
+                    self._record(name, pid, _start_time(pid) if pid else "")
                 return
         if self._external:
             self._launch("start", name)
             self._record(name)
         else:
-            if name in self.running():  # an agent that was killed may have started it just now
+            if name in self.running():  # an earlier agent may have started it before it was killed
                 with suppress(SpeakerError):
-                    await self._answers(name)
+                    await self._wait_ready(name)
                     return
                 await self.end(name)
-            self._begin(name, self._found())
-        await self._answers(name)
+            self._spawn(name, self._program_path())
+        await self._wait_ready(name)
 
     async def end(self, name: SpeakerName, *, abruptly: bool = False) -> None:
-        """End it: with SIGTERM, at which it sends Cease, or ``abruptly``, as in a crash. Raises OSError."""
+        """Stop a speaker with SIGTERM, at which it sends Cease, or SIGKILL if ``abruptly``. Raises OSError."""
         if self._external and not name.peer:
-            self._place(name, ".json").unlink(missing_ok=True)
+            self._path(name, ".json").unlink(missing_ok=True)
             return
         if self._external:
-            with suppress(SpeakerError):  # it has ended with its pod
+            with suppress(SpeakerError):  # no launcher: gobgpd has exited with its pod
                 self._launch("end", name)
         found = next((one for one in _running(self._folder) if one.name == name), None)
         if found is not None:
             with suppress(ProcessLookupError):
                 handle = os.pidfd_open(found.pid)
                 try:
-                    await self._ended(handle, signal.SIGKILL if abruptly else signal.SIGTERM)
+                    await self._signal_and_wait(handle, signal.SIGKILL if abruptly else signal.SIGTERM)
                 finally:
                     os.close(handle)
             exit_code(found.pid)
         for suffix in (".json", ".sock", ".log"):
-            self._place(name, suffix).unlink(missing_ok=True)
+            self._path(name, suffix).unlink(missing_ok=True)
 
     def notice_end(self, name: SpeakerName) -> None:
-        """Report how it has ended, if it was started by this process and has."""
+        """Log the exit status of a speaker that this process has started and that has exited."""
         try:
-            started = msgspec.json.decode(self._place(name, ".json").read_bytes(), type=_Started)
+            started = msgspec.json.decode(self._path(name, ".json").read_bytes(), type=_Started)
         except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return
         if started.pid and (status := exit_code(started.pid)) is not None:
-            log = self._place(name, ".log")
+            log = self._path(name, ".log")
             self._log.warning("gobgpd ended", **name.fields, pid=started.pid, status=status, see=str(log))
 
     def _launch(self, what: str, name: SpeakerName) -> None:
-        """Ask the pod of speakers for one, or to end it. Raises SpeakerError."""
+        """Send a command to the launcher of the speakers' pod. Raises SpeakerError."""
         try:
             launcher = os.open(self._launcher, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -174,24 +179,24 @@ class Speakers:
                 f" ({error.strerror}); see the container isolated-peers of the pod cilium-bgp-speaker"
             ) from error
         with os.fdopen(launcher, "w") as commands:
-            commands.write(f"{what} {self._place(name, '').name}\n")
+            commands.write(f"{what} {self._path(name, '').name}\n")
 
     def cut_logs(self) -> None:
         """Truncate large logs. Raises OSError."""
         for log in self._folder.glob("*.log"):
-            if log.stat().st_size > LARGEST_LOG:
+            if log.stat().st_size > MAX_LOG:
                 os.truncate(log, 0)
 
-    def _found(self) -> Path:
-        found = self._program or shutil.which("gobgpd") or shutil.which("gobgpd", path=PLACES)
+    def _program_path(self) -> Path:
+        found = self._program or shutil.which("gobgpd") or shutil.which("gobgpd", path=SEARCH_PATH)
         if found is None:
             raise SpeakerError("gobgpd: not found in PATH or /usr/bin; install it, or set bgp-speaker-path")
         return Path(found)
 
-    def _begin(self, name: SpeakerName, program: Path) -> None:
-        """In a session of its own, so that what ends the agent does not end it; with no file of others."""
+    def _spawn(self, name: SpeakerName, program: Path) -> None:
+        """Start gobgpd in its own session, without inherited descriptors; it outlives the agent."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        socket, log = self.socket(name), self._place(name, ".log")
+        socket, log = self.socket(name), self._path(name, ".log")
         socket.unlink(missing_ok=True)
         command = [str(program), "--api-hosts", f"unix://{socket}", "--pprof-disable", "-p"]
         logged = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -199,28 +204,28 @@ class Speakers:
             pid = detached(program, command, os.environ, {1: logged, 2: logged})
         finally:
             os.close(logged)
-        self._record(name, pid, _began(pid))
+        self._record(name, pid, _start_time(pid))
         self._log.info("gobgpd was started", **name.fields, pid=pid, program=str(program))
 
     def _record(self, name: SpeakerName, pid: int = 0, began: str = "") -> None:
         started = _Started(name.instance, pid, began, name.peer)
-        self._place(name, ".json").write_bytes(msgspec.json.encode(started))
+        self._path(name, ".json").write_bytes(msgspec.json.encode(started))
 
-    async def _answers(self, name: SpeakerName) -> None:
-        log, pause = self._place(name, ".log"), LEAST_PAUSE
+    async def _wait_ready(self, name: SpeakerName) -> None:
+        log, pause = self._path(name, ".log"), MIN_PAUSE
         with anyio.move_on_after(PATIENCE):
             while self._external or name in self.running():
                 with suppress(GobgpUnreachableError):
                     async with connected(self.socket(name)):
                         return
                 await anyio.sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
             self.notice_end(name)
             raise SpeakerError(f"gobgpd for the instance {name} ended when it was started: see {log}")
         raise SpeakerError(f"gobgpd for the instance {name} has not answered for {PATIENCE:g} s: see {log}")
 
     @staticmethod
-    async def _ended(handle: int, number: signal.Signals) -> None:
+    async def _signal_and_wait(handle: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(handle, number)
         with anyio.move_on_after(PATIENCE):
             await pidfd_ended(handle)
@@ -230,7 +235,7 @@ class Speakers:
 
 
 def end_speakers(state_dir: Path) -> list[str]:
-    """End each gobgpd that an agent with this state directory has started: which. Raises OSError."""
+    """Send SIGTERM to each gobgpd of this state directory; return a text for each. Raises OSError."""
     ended = []
     for one in _running(state_dir / FOLDER):
         with suppress(ProcessLookupError):
@@ -246,14 +251,14 @@ def _records(folder: Path) -> Iterator[tuple[Path, _Started]]:
 
 
 def _running(folder: Path) -> Iterator[_Started]:
-    """Those that an agent, this or one before, has started and that run."""
+    """Yield the records of running processes that this or an earlier agent has started."""
     for _, started in _records(folder):
-        if started.began and started.began == _began(started.pid):
+        if started.began and started.began == _start_time(started.pid):
             yield started
 
 
-def _began(pid: int) -> str:
-    """When a process has started, in ticks since the boot (proc(5)); empty for one that has ended."""
+def _start_time(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot (proc(5)); empty if it has exited."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

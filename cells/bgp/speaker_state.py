@@ -1,9 +1,9 @@
-"""What a BGP speaker is to do, and what it reports: the rows that controller, speaker and presentation share.
+"""Rows shared by the BGP controller, speakers and the API: desired configuration, and observed sessions.
 
-Why:    the controller writes what is wanted without a speaker at hand, and what makes a speaker equal to it
-        needs no Kubernetes. One instance is one speaker: it has an ASN, a router ID and a RIB of its own.
-Source: RFC 4271; 4760 (families), 1997 and 8092 (communities), 4724 and 8538 (graceful restart), 2385 (MD5),
-        5082 (TTL); Cilium 1.17, BGP control plane: names of route policies and of states.
+Why:    the controller does not depend on speakers, and speakers do not depend on Kubernetes. An instance is
+        one speaker, with an ASN, a router ID and a RIB.
+Source: RFC 4271; 4760 (families), 1997 and 8092 (communities), 4724 and 8538 (graceful restart), 2385
+        (MD5), 5082 (TTL); Cilium 1.17, BGP control plane: names of route policies and of states.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 class AfiSafi(NamedTuple):
-    """A family of routes, in the words of Cilium's resources: ``ipv4`` and ``unicast``."""
+    """An address family by the names of Cilium's resources: ``ipv4`` and ``unicast``."""
 
     afi: str
     safi: str
@@ -70,16 +70,16 @@ IPV4_UNICAST: Final = AfiSafi("ipv4", "unicast")
 IPV6_UNICAST: Final = AfiSafi("ipv6", "unicast")
 
 NOT_LISTENING: Final = -1
-"""The listening port of a speaker that only dials."""
+"""Listening port of a speaker that only dials."""
 ALLOW_LOCAL: Final = "allow-local"
-"""The import policy of every instance: routes of its own alone. What peers send is in no RIB."""
+"""Name of the import policy of every instance: it accepts only local routes, none of peers."""
 
 
 # What is wanted.
 
 
 class BGPInstance(msgspec.Struct, frozen=True):
-    """A speaker. A change of any field but the name starts it anew, with all its sessions."""
+    """A speaker. A change of any field but the name restarts it, which ends its sessions."""
 
     name: str
     local_asn: int
@@ -88,23 +88,23 @@ class BGPInstance(msgspec.Struct, frozen=True):
 
 
 class SpeakerName(NamedTuple):
-    """A gobgpd: that of an instance, or one of its own that a peer of the instance has."""
+    """The name of a gobgpd: of an instance, or of an isolated peer of that instance."""
 
     instance: str
     peer: str = ""
-    """Its address; empty for that of the instance."""
+    """Address of the isolated peer; empty for the gobgpd of the instance."""
 
     def __str__(self) -> str:
         return f"{self.instance}, peer {self.peer}" if self.peer else self.instance
 
     @property
     def fields(self) -> dict[str, str]:
-        """As a line of the log has it."""
+        """Fields of log lines."""
         return {"instance": self.instance} | ({"peer": self.peer} if self.peer else {})
 
 
 class PeerTimers(msgspec.Struct, frozen=True):
-    """Of a session, in seconds."""
+    """Timers of a session in seconds."""
 
     connect_retry: int = 120
     hold: int = 90
@@ -112,39 +112,39 @@ class PeerTimers(msgspec.Struct, frozen=True):
 
 
 class PeerRestart(msgspec.Struct, frozen=True):
-    """Graceful restart as the restarting speaker, with Notifications (RFC 8538); families take part, too."""
+    """Graceful restart as the restarting speaker, with Notifications (RFC 8538), for all families."""
 
     enabled: bool = False
     restart_time: int = 120
-    """How long a peer keeps routes without a session, in seconds."""
+    """Seconds for which a peer retains routes without a session."""
 
 
 class BGPPeer(msgspec.Struct, frozen=True):
-    """A session that an instance dials. Another name, address or ASN is another session."""
+    """A peer that an instance dials. A changed name, address or ASN is another session."""
 
     instance: str
     name: str
     address: IPAddress
-    """Of an instance no two peers have the same."""
+    """Unique within the instance."""
     asn: int
     local_asn: int
-    """Of its instance."""
+    """ASN of the instance."""
     local_address: IPAddress | None = None
-    """None: the kernel chooses."""
+    """None: chosen by the kernel."""
     local_port: int = 0
-    """0: the kernel chooses."""
+    """0: chosen by the kernel."""
     remote_port: int = 179
     password: Secret | None = None
-    """Of TCP MD5 (RFC 2385)."""
+    """Password of TCP MD5 (RFC 2385)."""
     timers: PeerTimers = PeerTimers()
     multihop_ttl: int = 1
-    """More than 1 matters for external peers alone."""
+    """TTL of eBGP multihop; ignored for iBGP, and if 1."""
     graceful_restart: PeerRestart = PeerRestart()
     families: tuple[AfiSafi, ...] = (IPV6_UNICAST, IPV4_UNICAST)
 
     @property
     def external(self) -> bool:
-        """Whether it is of another AS (eBGP)."""
+        """Whether the peer has another ASN (eBGP)."""
         return self.asn != self.local_asn
 
     @property
@@ -154,21 +154,21 @@ class BGPPeer(msgspec.Struct, frozen=True):
 
 
 class PolicyDirection(StrEnum):
-    """Which way routes pass a policy."""
+    """The direction of a route policy."""
 
     IMPORT = "import"
     EXPORT = "export"
 
 
 class PrefixMatch(NamedTuple):
-    """Prefixes within a network, of these lengths."""
+    """Matches prefixes within a network, with a range of prefix lengths."""
 
     cidr: IPNetwork
     min_length: int
     max_length: int
 
     def __contains__(self, prefix: object) -> bool:
-        """Whether a network is one of them."""
+        """Return whether a network matches."""
         return (
             isinstance(prefix, type(self.cidr))
             and self.min_length <= prefix.prefixlen <= self.max_length
@@ -177,31 +177,31 @@ class PrefixMatch(NamedTuple):
 
 
 class PolicyStatement(msgspec.Struct, frozen=True):
-    """Accepts routes that match all of these, and adds to them. Without a match of a sort any fits."""
+    """Accepts routes that match all conditions, and adds attributes. An empty condition matches all."""
 
     neighbors: tuple[IPAddress, ...] = ()
-    """Without zones: see without_zone()."""
+    """Addresses without zones: see without_zone()."""
     prefixes: tuple[PrefixMatch, ...] = ()
     """Sorted."""
     local_routes: bool = False
-    """Only routes that the speaker was given."""
+    """Match only routes that the speaker originates."""
     communities: tuple[int, ...] = ()
-    """RFC 1997, each 32 bits."""
+    """Communities of 32 bits to add (RFC 1997)."""
     large_communities: tuple[tuple[int, int, int], ...] = ()
-    """RFC 8092."""
+    """Large communities to add (RFC 8092)."""
     local_preference: int | None = None
-    """For internal peers; None adds none."""
+    """LOCAL_PREF for iBGP peers; None: not set."""
 
 
 def without_zone(address: IPAddress) -> IPAddress:
-    """The address of a peer as policies match it: ``fe80::1`` of ``fe80::1%eth0``."""
+    """Return the address that policies match: ``fe80::1`` of ``fe80::1%eth0``."""
     return IPv6Address(int(address)) if getattr(address, "scope_id", None) else address
 
 
 class RoutePolicy(msgspec.Struct, frozen=True):
-    """A policy of an instance: the first statement that matches accepts; what no policy accepts is rejected.
+    """A policy of an instance. The first matching statement accepts a route.
 
-    The default of both directions is to reject.
+    Routes that no policy accepts are rejected, in both directions.
     """
 
     instance: str
@@ -216,7 +216,7 @@ class RoutePolicy(msgspec.Struct, frozen=True):
 
 
 class AnnouncedPath(msgspec.Struct, frozen=True):
-    """A route in an instance's RIB: ORIGIN IGP, and the next hop is left to the session."""
+    """A route in an instance's RIB, with ORIGIN IGP and the local address of each session as next hop."""
 
     instance: str
     prefix: IPNetwork
@@ -228,30 +228,29 @@ class AnnouncedPath(msgspec.Struct, frozen=True):
 
 
 def instance_table() -> Table[str, BGPInstance]:
-    """Instances by name."""
+    """Create a table of instances by name."""
     return Table("bgp-instances", key=lambda row: row.name)
 
 
 def peer_table() -> Table[tuple[str, IPAddress], BGPPeer]:
-    """Peers by instance and address."""
+    """Create a table of peers by instance and address."""
     return Table("bgp-peers", key=lambda row: row.key)
 
 
 def policy_table() -> Table[tuple[str, str], RoutePolicy]:
-    """Policies by instance and name."""
+    """Create a table of policies by instance and name."""
     return Table("bgp-policies", key=lambda row: row.key)
 
 
 def path_table() -> Table[tuple[str, IPNetwork], AnnouncedPath]:
-    """Paths by instance and prefix."""
+    """Create a table of paths by instance and prefix."""
     return Table("bgp-paths", key=lambda row: row.key)
 
 
 class WantedSpeakers(NamedTuple):
-    """All that speakers are to do. They agree with each other whenever they are read without an await.
+    """Tables of the desired state of all speakers, consistent with each other if read without an await.
 
-    Each is initialized once every source is known: before that, absence means nothing, and nothing that a
-    speaker has may be withdrawn.
+    Each is initialized once every source is; before that, nothing is withdrawn from a speaker.
     """
 
     instances: ReadTable[str, BGPInstance]
@@ -268,7 +267,7 @@ class WantedSpeakers(NamedTuple):
 
 
 class PeerState(StrEnum):
-    """The state of a session (RFC 4271 section 8.2.2), in the words of Cilium's API."""
+    """The state of a session (RFC 4271, section 8.2.2), by the names of Cilium's API."""
 
     UNKNOWN = "unknown"
     IDLE = "idle"
@@ -280,7 +279,7 @@ class PeerState(StrEnum):
 
 
 class FamilyCounts(msgspec.Struct, frozen=True):
-    """Routes of a family over a session."""
+    """Route counts of a family of a session."""
 
     family: AfiSafi
     received: int = 0
@@ -289,7 +288,7 @@ class FamilyCounts(msgspec.Struct, frozen=True):
 
 
 class ObservedPeer(msgspec.Struct, frozen=True):
-    """A session as its speaker reports it: a row of the table ``bgp-observed-peers``."""
+    """A session as gobgpd reports it: a row of the table ``bgp-observed-peers``."""
 
     instance: str
     address: IPAddress
@@ -298,24 +297,24 @@ class ObservedPeer(msgspec.Struct, frozen=True):
     remote_port: int
     state: PeerState
     established_at: datetime | None = None
-    """With time zone UTC; None while it is not established."""
+    """Time in UTC; None if the session is not established."""
     hold_time: int = 0
-    """As negotiated, in seconds; 0 before the session was up."""
+    """Negotiated hold time in seconds; 0 before the first session."""
     keepalive: int = 0
-    """As negotiated, in seconds; 0 before the session was up."""
+    """Negotiated keepalive interval in seconds; 0 before the first session."""
     families: tuple[FamilyCounts, ...] = ()
     capabilities: tuple[str, ...] = ()
-    """Those that the peer announced, by name."""
+    """Names of capabilities that the peer announced."""
     router_id: str = ""
-    """The peer's; empty before it was known."""
+    """Router ID of the peer; empty before the first session."""
     sessions: int = 0
-    """How often it was established since its speaker runs."""
+    """Number of sessions established since the speaker started."""
     error: str = ""
-    """Why the session ended last, as far as the speaker knows."""
+    """Why the session ended last; empty if unknown."""
     isolated_at: datetime | None = None
-    """When it got a speaker of its own, with time zone UTC; None: it has not."""
+    """Time in UTC when the peer was isolated in its own gobgpd; None if it is not."""
     crashes: int = 0
-    """Of its own speaker, lately."""
+    """Recent crashes of its own gobgpd."""
 
     @property
     def key(self) -> tuple[str, IPAddress]:
@@ -324,29 +323,29 @@ class ObservedPeer(msgspec.Struct, frozen=True):
 
     @property
     def established(self) -> bool:
-        """Whether routes can be exchanged."""
+        """Whether the state is established."""
         return self.state is PeerState.ESTABLISHED
 
 
 def observed_peers() -> Table[tuple[str, IPAddress], ObservedPeer]:
-    """Sessions by instance and address; the speaker writes them."""
+    """Create the table of observed sessions by instance and address; speakers write it."""
     return Table("bgp-observed-peers", key=lambda row: row.key)
 
 
 class IsolatedPeer(msgspec.Struct, frozen=True):
-    """A peer with a gobgpd of its own, until its configuration changes: a row of ``bgp-isolated-peers``."""
+    """A peer with its own gobgpd until its configuration changes: a row of ``bgp-isolated-peers``."""
 
     instance: str
     address: IPAddress
     configuration: str
-    """A hash of it, without the password."""
+    """Hash of the configuration, without the password."""
     since: datetime
     crashes: int = 0
-    """Of its own gobgpd; after two hours without one they count anew."""
+    """Crashes of its own gobgpd; reset after two hours without a crash."""
     last: datetime | None = None
-    """When it crashed last."""
+    """Time of the last crash."""
     counted: datetime | None = None
-    """Time of the last line before this crash in gobgpd's log, by which an agent knows it again."""
+    """Crash.after of the last counted crash, which the next agent does not count again."""
 
     @property
     def key(self) -> tuple[str, IPAddress]:
@@ -355,20 +354,20 @@ class IsolatedPeer(msgspec.Struct, frozen=True):
 
 
 def isolated_peers() -> Table[tuple[str, IPAddress], IsolatedPeer]:
-    """Isolated peers by instance and address."""
+    """Create the table of isolated peers by instance and address."""
     return Table("bgp-isolated-peers", key=lambda row: row.key)
 
 
 class HeldPeer(msgspec.Struct, frozen=True):
-    """A peer without a session for a while: a row of the table ``bgp-held-peers``."""
+    """A peer that is not dialled for some time after crashes: a row of the table ``bgp-held-peers``."""
 
     instance: str
     address: IPAddress
     crashes: int
-    """Of gobgpd, as far as they are put down to it."""
+    """Crashes of gobgpd that are attributed to the peer."""
     until: datetime
     isolated: bool = False
-    """Whether that gobgpd is its own."""
+    """Whether the peer has its own gobgpd."""
 
     @property
     def key(self) -> tuple[str, IPAddress]:
@@ -377,7 +376,7 @@ class HeldPeer(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """Why it has no session."""
+        """Why the peer has no session."""
         times = "crashed" if self.crashes == 1 else f"crashed {self.crashes} times"
         until = f"held down until {self.until:%H:%M:%S} UTC"
         if self.isolated:
@@ -386,28 +385,28 @@ class HeldPeer(msgspec.Struct, frozen=True):
 
 
 def held_peers() -> Table[tuple[str, IPAddress], HeldPeer]:
-    """Held peers by instance and address."""
+    """Create the table of held peers by instance and address."""
     return Table("bgp-held-peers", key=lambda row: row.key)
 
 
 class BGPFault(msgspec.Struct, frozen=True):
-    """What cannot be done of what resources ask for: a row of the table ``bgp-faults``."""
+    """A part of a resource that cannot be applied: a row of the table ``bgp-faults``."""
 
     instance: str
-    """Empty where it concerns all."""
+    """Empty if it affects all instances."""
     subject: str
-    """The object and the part of it: ``CiliumBGPPeerConfig/rack0``, ``peer tor-1``."""
+    """The object or part: ``CiliumBGPPeerConfig/rack0``, ``peer tor-1``."""
     error: str
-    """What was found, what was expected, and what follows."""
+    """The value, what was expected, and the effect."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """All of it: a subject may have several."""
+        """All fields, as a subject may have several faults."""
         return self.instance, self.subject, self.error
 
 
 def bgp_faults() -> Table[tuple[str, str, str], BGPFault]:
-    """Faults by all they are."""
+    """Create the table of faults."""
     return Table("bgp-faults", key=lambda row: row.key)
 
 
@@ -415,7 +414,7 @@ def bgp_faults() -> Table[tuple[str, str, str], BGPFault]:
 
 
 class RouteTable(StrEnum):
-    """Which routes of a speaker (RFC 4271, section 3.2), in the words of Cilium's API."""
+    """The RIBs of a speaker (RFC 4271, section 3.2), by the names of Cilium's API."""
 
     LOC_RIB = "loc-rib"
     ADJ_RIB_IN = "adj-rib-in"
@@ -423,15 +422,15 @@ class RouteTable(StrEnum):
 
 
 class ListedRoute(msgspec.Struct, frozen=True):
-    """A route as a speaker has it; in adj-rib-out as it is sent, with what policies add."""
+    """A route in a RIB of a speaker; in Adj-RIB-Out with the attributes that policies add."""
 
     prefix: IPNetwork
     nlri: bytes
-    """As on the wire (RFC 4271, section 4.3)."""
+    """In wire format (RFC 4271, section 4.3)."""
     attributes: tuple[bytes, ...]
-    """Each as on the wire, with its flags and type."""
+    """Each in wire format, with flags and type."""
     since: datetime | None = None
-    """When the speaker took it in, with time zone UTC."""
+    """Time in UTC when the speaker received the route."""
     best: bool = False
     stale: bool = False
 
@@ -442,5 +441,5 @@ class RouteListing(Protocol):
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
     ) -> list[ListedRoute]:
-        """The routes of a table; of an adj-rib those of a peer. Raises HiveError when it does not answer."""
+        """List the routes of a RIB; of an Adj-RIB, those of a peer. Raises HiveError."""
         ...

@@ -1,7 +1,9 @@
-"""Speakers made equal to what is wanted of them: policies, paths and peers.
+"""The reconciler target of speakers: policies, paths and peers of each gobgpd.
 
-Why:    a speaker outlives the agent, so each agent lists what it has and changes only what differs: a session
-        is touched by a change of its own peer alone.
+Input:  a WantedSpeaker per gobgpd.
+Output: calls to gobgpd.
+Why:    speakers outlive the agent, so each agent lists their configuration and changes only differences: a
+        session ends only if its own peer is changed.
 Source: gobgp 3.10, pkg/server; RFC 4271, 4724; Cilium 1.17, pkg/bgpv1.
 """
 
@@ -20,7 +22,7 @@ from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import (
     DIRECTIONS,
     NOTHING,
-    RETIRE,
+    WITHDRAW,
     PeerFacts,
     RuleFacts,
     SpeakerFacts,
@@ -28,9 +30,9 @@ from cells.bgp.gobgp_facts import (
     listed_facts,
     new_peer,
     prefix_set,
-    retiring,
     route,
     rule_messages,
+    withdrawal_policy,
 )
 from cells.bgp.gobgpd import Gobgp, GobgpError, GobgpUnreachableError, connected
 from cells.bgp.isolation import WantedSpeaker
@@ -47,36 +49,36 @@ from lifecycle.tables import BatchFailures
 __all__ = ["SpeakerTarget"]
 
 PATIENCE: Final = 2.0
-"""Seconds that a peer gets to read what it is sent before its session ends."""
+"""Maximum seconds to wait until a peer has read pending updates, before its session ends."""
 LEAST_PAUSE: Final = 0.005
-"""Seconds between the first two looks whether it has."""
+"""Initial interval in seconds between polls of the session's state; it doubles."""
 
 
 class SpeakerTarget:
-    """Every gobgpd, as the target of a reconciler."""
+    """Reconciler target with a row per gobgpd."""
 
     def __init__(
         self, speakers: Speakers, peers: ReadTable[tuple[str, IPAddress], BGPPeer] | None = None
     ) -> None:
-        """``peers``: the wanted ones; None: every peer is to be removed."""
+        """``peers``: the desired peers; None: all speakers are to be stopped."""
         self._speakers = speakers
         self._peers = peers
-        self._held: dict[SpeakerName, SpeakerFacts] = {}
-        """What each has, from the last list and what was written since; none after a failure."""
+        self._actual: dict[SpeakerName, SpeakerFacts] = {}
+        """Actual state of each speaker by the last list and later writes; absent after a failure."""
         self.written = anyio.Event()
-        """Set each time that one was made equal, and replaced."""
+        """Set, and replaced by a new event, whenever a speaker was reconciled."""
 
     async def observe(self) -> Mapping[SpeakerName, SpeakerFacts]:
-        """What every speaker that runs has; nothing of one that does not answer. Raises OSError."""
-        self._held.clear()
+        """List the state of each running speaker; NOTHING for one that does not answer. Raises OSError."""
+        self._actual.clear()
         self._speakers.cut_logs()
         found = dict.fromkeys(self._speakers.running(), NOTHING)
 
         async def list_one(name: SpeakerName) -> None:
-            # one that does not answer is called again by put(), which reports what it fails with
+            # put() calls a speaker that does not answer again, and reports the error
             with suppress(GobgpError):
                 async with connected(self._speakers.socket(name)) as gobgp:
-                    found[name] = self._held[name] = await listed_facts(gobgp)
+                    found[name] = self._actual[name] = await listed_facts(gobgp)
 
         async with anyio.create_task_group() as tasks:
             for name in list(found):
@@ -84,16 +86,16 @@ class SpeakerTarget:
         return found
 
     def matches(self, row: WantedSpeaker, observed: SpeakerFacts) -> bool:
-        """Whether a speaker has what its rows have."""
+        """Return whether the actual state equals the desired one."""
         return row.facts == observed
 
     async def put(self, batch: Mapping[SpeakerName, WantedSpeaker]) -> None:
-        """Make speakers equal to their rows, side by side: a slow one delays no other. Raises BatchError."""
+        """Reconcile speakers concurrently, so that a slow one does not delay others. Raises BatchError."""
         with BatchFailures(GobgpError, SpeakerError, OSError) as failures:
 
             async def put_one(row: WantedSpeaker) -> None:
                 with failures.of(row.name):
-                    await self._make_equal(row)
+                    await self._reconcile(row)
 
             async with anyio.create_task_group() as tasks:
                 for row in batch.values():
@@ -102,69 +104,71 @@ class SpeakerTarget:
     async def drop(self, batch: Collection[SpeakerName]) -> None:
         """Stop speakers. Raises BatchError.
 
-        Routes are withdrawn first: a peer that has graceful restart with Notifications (RFC 8538) keeps those
-        of a session that ends. One of a peer that goes on elsewhere just ends, for graceful restart.
+        Routes are withdrawn first, as a peer with graceful restart and Notifications (RFC 8538) retains the
+        routes of an ended session. The gobgpd of an isolated peer that returns to its instance is killed
+        instead, so that the peer retains its routes until the new session is established.
         """
         with BatchFailures(GobgpError, OSError) as failures:
             for name in batch:
                 with failures.of(name):
-                    self._held.pop(name, None)
-                    if self._goes_on(name):
+                    self._actual.pop(name, None)
+                    if self._returned_to_instance(name):
                         await self._speakers.end(name, abruptly=True)
                         continue
                     try:
                         async with connected(self._speakers.socket(name)) as gobgp:
-                            held = await listed_facts(gobgp)
-                            await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in held.paths)
-                            await _part(gobgp, held.peers)
+                            actual = await listed_facts(gobgp)
+                            await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in actual.paths)
+                            await _end_sessions(gobgp, actual.peers)
                             await gobgp.stop()
                     except GobgpUnreachableError:
-                        pass  # it has stopped, or is ended now
+                        pass  # it has exited, or is killed now
                     await self._speakers.end(name)
 
-    def _goes_on(self, name: SpeakerName) -> bool:
-        """Whether it is of one peer, which the speaker of its instance has now."""
+    def _returned_to_instance(self, name: SpeakerName) -> bool:
+        """Return whether the speaker was that of an isolated peer, which its instance dials now."""
         if self._peers is None or not name.peer:
             return False
         return self._peers.get((name.instance, ip_address(name.peer))) is not None
 
-    async def _make_equal(self, row: WantedSpeaker) -> None:
-        held = self._held.pop(row.name, None)
-        if held is None:
+    async def _reconcile(self, row: WantedSpeaker) -> None:
+        actual = self._actual.pop(row.name, None)
+        if actual is None:
             await self._speakers.ensure(row.name)
         async with connected(self._speakers.socket(row.name)) as gobgp:
-            if held is None:
-                held = await listed_facts(gobgp)
-            await _make_equal(gobgp, row, held)
-        self._held[row.name] = row.facts
+            if actual is None:
+                actual = await listed_facts(gobgp)
+            await _reconcile(gobgp, row, actual)
+        self._actual[row.name] = row.facts
         written, self.written = self.written, anyio.Event()
         written.set()
 
 
-async def _make_equal(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> None:
-    """Policies and paths before peers, so that a peer's first routes are all there are. Raises GobgpError.
+async def _reconcile(gobgp: Gobgp, row: WantedSpeaker, actual: SpeakerFacts) -> None:
+    """Change a speaker to its desired state. Raises GobgpError.
 
-    What is new is accepted before what is old no longer is, and a route is withdrawn while policies still
-    accept it: gobgpd sends no withdrawal of what they reject.
+    Policies and paths precede peers, so that the first update to a new peer has all routes. New policies are
+    added before old ones are removed, and routes are withdrawn while policies still accept them, because
+    gobgpd does not withdraw routes that policies reject.
     """
     wanted = row.facts
-    if held.speaker != wanted.speaker:
-        if held.speaker is not None:
+    if actual.speaker != wanted.speaker:
+        if actual.speaker is not None:
             await gobgp.stop()
         await gobgp.start(_global(row.instance))
-        held = await listed_facts(gobgp)
-    held = await _remove_strange(gobgp, held)
-    removed_paths = held.paths.keys() - wanted.paths.keys()
-    await _add_rules(gobgp, held, wanted)
+        actual = await listed_facts(gobgp)
+    actual = await _remove_foreign(gobgp, actual)
+    removed_paths = actual.paths.keys() - wanted.paths.keys()
+    await _add_rules(gobgp, actual, wanted)
     await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in removed_paths)
-    async with _retiring(gobgp, held, wanted) as first:
-        await _remove_peers(gobgp, held.peers.keys() - wanted.peers.keys())
-        await _remove_rules(gobgp, held, wanted, first=first)
-    for address in sorted(_affected(held, wanted), key=str):
-        await gobgp.send_again(str(address))
-    missing = [prefix for prefix, right in wanted.paths.items() if held.paths.get(prefix) != right]
+    async with _withdrawing(gobgp, actual, wanted) as first:
+        await _remove_peers(gobgp, actual.peers.keys() - wanted.peers.keys())
+        await _remove_rules(gobgp, actual, wanted, first=first)
+    for address in sorted(_peers_to_refresh(actual, wanted), key=str):
+        await gobgp.refresh_out(str(address))
+    missing = [prefix for prefix, right in wanted.paths.items() if actual.paths.get(prefix) != right]
     await gobgp.put_routes(map(route, missing))
-    await _make_peers(gobgp, row, held)
+    await _reconcile_peers(gobgp, row, actual)
 
 
 def _global(instance: BGPInstance) -> api.Global:
@@ -185,30 +189,30 @@ async def _assign(
     await gobgp.assign(DIRECTIONS[direction], [*([first] if first else []), *sorted(names)])
 
 
-async def _remove_strange(gobgp: Gobgp, held: SpeakerFacts) -> SpeakerFacts:
-    """Without what is not as we make it, and will be made anew where it is wanted."""
-    if not (held.strange_policies or held.strange_sets):
-        return held
+async def _remove_foreign(gobgp: Gobgp, actual: SpeakerFacts) -> SpeakerFacts:
+    """Remove policies and sets of other forms than ours; return the remaining state."""
+    if not (actual.foreign_policies or actual.foreign_sets):
+        return actual
     assigned = {}
     for direction in DIRECTIONS:
-        assigned[direction] = held.assigned[direction] & held.rules.keys()
+        assigned[direction] = actual.assigned[direction] & actual.rules.keys()
         await _assign(gobgp, direction, assigned[direction])
-    for name in held.strange_policies:
+    for name in actual.foreign_policies:
         await gobgp.delete_policy(name)
-    for kind, name in held.strange_sets:
+    for kind, name in actual.foreign_sets:
         await gobgp.delete_set(kind, name)
     return msgspec.structs.replace(
-        held,
+        actual,
         assigned=assigned,
         rejects=frozenset(PolicyDirection),
-        strange_policies=frozenset(),
-        strange_sets=frozenset(),
+        foreign_policies=frozenset(),
+        foreign_sets=frozenset(),
     )
 
 
-async def _add_rules(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts) -> None:
+async def _add_rules(gobgp: Gobgp, actual: SpeakerFacts, wanted: SpeakerFacts) -> None:
     for name, rule in wanted.rules.items():
-        before = held.rules.get(name)
+        before = actual.rules.get(name)
         if before is None:
             sets, policy = rule_messages(name, rule)
             for one in sets:
@@ -217,47 +221,48 @@ async def _add_rules(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts) -> 
         elif more := rule.prefixes - before.prefixes:
             await gobgp.add_to_set(prefix_set(name, more))
     for direction in DIRECTIONS:
-        names = held.assigned[direction] | wanted.assigned[direction]
-        if names != held.assigned[direction] or direction not in held.rejects:
+        names = actual.assigned[direction] | wanted.assigned[direction]
+        if names != actual.assigned[direction] or direction not in actual.rejects:
             await _assign(gobgp, direction, names)
 
 
-async def _remove_rules(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts, *, first: str = "") -> None:
-    """``first`` is the policy that routes to peers pass before the rules."""
+async def _remove_rules(gobgp: Gobgp, actual: SpeakerFacts, wanted: SpeakerFacts, *, first: str = "") -> None:
+    """Unassign and delete rules. ``first``: an export policy to assign before the remaining ones."""
     for direction in DIRECTIONS:
-        if held.assigned[direction] - wanted.assigned[direction]:
+        if actual.assigned[direction] - wanted.assigned[direction]:
             await _assign(
                 gobgp,
                 direction,
                 wanted.assigned[direction],
                 first=first if direction is PolicyDirection.EXPORT else "",
             )
-    for name, rule in held.rules.items():
+    for name, rule in actual.rules.items():
         after = wanted.rules.get(name)
         if after is None:
             await gobgp.delete_policy(name)
             for one in rule_messages(name, rule)[0]:
                 await gobgp.delete_set(api.DefinedType(one.defined_type), one.name)
         elif fewer := rule.prefixes - after.prefixes:
-            await gobgp.take_from_set(prefix_set(name, fewer))
+            await gobgp.remove_from_set(prefix_set(name, fewer))
 
 
-def _retired(held: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IPNetwork]]:
-    """Routes that stay, by the peers that are to lose them: those of rules, or peers, that are removed.
+def _routes_to_withdraw(actual: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IPNetwork]]:
+    """Return the routes to withdraw from each peer although they stay in the RIB.
 
-    A removed peer that has graceful restart with Notifications (RFC 8538) would keep them for a while.
+    These are routes of removed rules, and all routes of removed peers: a peer with graceful restart and
+    Notifications (RFC 8538) would retain them for some time.
     """
-    stays = held.paths.keys() & wanted.paths.keys()
-    removed = held.peers.keys() - wanted.peers.keys()
-    peers = _sessions_that_stay(held, wanted) | removed
+    remaining = actual.paths.keys() & wanted.paths.keys()
+    removed = actual.peers.keys() - wanted.peers.keys()
+    peers = _unchanged_peers(actual, wanted) | removed
     found: dict[IPAddress, set[IPNetwork]] = {}
-    for name in held.rules:
-        before, after = _in_force(held, name), _in_force(wanted, name)
+    for name in actual.rules:
+        before, after = _exported_rule(actual, name), _exported_rule(wanted, name)
         if before is None or (before == after and not removed):
             continue
-        lost = before.covered(stays) if after is None else before.differs(after, stays)
+        lost = before.covered(remaining) if after is None else before.differs(after, remaining)
         for address in filter(before.is_for, peers):
-            found.setdefault(address, set()).update(before.covered(stays) if address in removed else lost)
+            found.setdefault(address, set()).update(before.covered(remaining) if address in removed else lost)
     for address, routes in found.items():
         for name in wanted.assigned[PolicyDirection.EXPORT]:
             rule = wanted.rules[name]
@@ -267,62 +272,63 @@ def _retired(held: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IP
 
 
 @asynccontextmanager
-async def _retiring(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts) -> AsyncIterator[str]:
-    """Withdraw routes from the peers that are to lose them, while all others keep them.
+async def _withdrawing(gobgp: Gobgp, actual: SpeakerFacts, wanted: SpeakerFacts) -> AsyncIterator[str]:
+    """Withdraw routes from the peers that lose them, without affecting other peers.
 
-    The block removes peers and rules, with the policy that this gives before the rules, if there is one.
+    Yields the name of the policy to assign first while the block removes peers and rules; empty if there is
+    none.
     """
-    retired = _retired(held, wanted)
-    if not retired:
+    withdrawn = _routes_to_withdraw(actual, wanted)
+    if not withdrawn:
         yield ""
         return
     export = PolicyDirection.EXPORT
-    sets, policy = retiring(retired)
+    sets, policy = withdrawal_policy(withdrawn)
     for one in sets:
         await gobgp.add_to_set(one)
     await gobgp.add_policy(policy)
-    await _assign(gobgp, export, held.assigned[export] | wanted.assigned[export], first=RETIRE)
-    routes = set[IPNetwork]().union(*retired.values())
+    await _assign(gobgp, export, actual.assigned[export] | wanted.assigned[export], first=WITHDRAW)
+    routes = set[IPNetwork]().union(*withdrawn.values())
     await gobgp.put_routes(route(prefix, marked=True) for prefix in routes)
-    yield RETIRE
+    yield WITHDRAW
     await gobgp.put_routes(map(route, routes))
     await _assign(gobgp, export, wanted.assigned[export])
-    await gobgp.delete_policy(RETIRE)
+    await gobgp.delete_policy(WITHDRAW)
     for one in sets:
         await gobgp.delete_set(api.DefinedType(one.defined_type), one.name)
 
 
-def _sessions_that_stay(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
-    return {address for address, one in held.peers.items() if wanted.peers.get(address) == one}
+def _unchanged_peers(actual: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
+    return {address for address, one in actual.peers.items() if wanted.peers.get(address) == one}
 
 
-def _affected(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
-    """Peers, with a session that stays, to which routes that stay go otherwise than before."""
-    stays = held.paths.keys() & wanted.paths.keys()
-    peers = _sessions_that_stay(held, wanted)
+def _peers_to_refresh(actual: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
+    """Return unchanged peers to which remaining routes are now exported with other attributes, or newly."""
+    remaining = actual.paths.keys() & wanted.paths.keys()
+    peers = _unchanged_peers(actual, wanted)
     found: set[IPAddress] = set()
-    for name in held.rules.keys() | wanted.rules.keys():
-        before, after = _in_force(held, name), _in_force(wanted, name)
+    for name in actual.rules.keys() | wanted.rules.keys():
+        before, after = _exported_rule(actual, name), _exported_rule(wanted, name)
         rule = after or before
         if rule is None or before == after:
             continue
-        changed = before.differs(rule, stays) if before and after else rule.covered(stays)
+        changed = before.differs(rule, remaining) if before and after else rule.covered(remaining)
         if changed:
             found.update(filter(rule.is_for, peers))
     return found
 
 
-def _in_force(facts: SpeakerFacts, name: str) -> RuleFacts | None:
-    """The rule, if routes to peers pass it."""
+def _exported_rule(facts: SpeakerFacts, name: str) -> RuleFacts | None:
+    """Return the rule if it is assigned to export."""
     return facts.rules.get(name) if name in facts.assigned[PolicyDirection.EXPORT] else None
 
 
 # Peers.
 
 
-async def _make_peers(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> None:
-    """Changes before additions, as upstream; one that fails leaves the others alone."""
-    wanted, before = row.facts.peers, held.peers
+async def _reconcile_peers(gobgp: Gobgp, row: WantedSpeaker, actual: SpeakerFacts) -> None:
+    """Change peers, then add new ones, as Cilium does. A failure does not prevent other changes."""
+    wanted, before = row.facts.peers, actual.peers
     listed: dict[IPAddress, api.ApiPeer] = {}
     if any(before[one] != wanted[one] for one in before.keys() & wanted.keys()):
         listed = {ip_address(one.conf.neighbor_address): one for one in await gobgp.peers() if one.conf}
@@ -330,7 +336,7 @@ async def _make_peers(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> N
     for address in sorted(wanted, key=lambda one: (one not in before, str(one))):
         if before.get(address) != wanted[address]:
             try:
-                await _make_peer(gobgp, row.peers[address], before.get(address), listed.get(address))
+                await _put_peer(gobgp, row.peers[address], before.get(address), listed.get(address))
             except GobgpError as error:
                 failures.append(error)
     if failures:
@@ -338,15 +344,15 @@ async def _make_peers(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> N
 
 
 async def _remove_peers(gobgp: Gobgp, removed: Collection[IPAddress]) -> None:
-    await _part(gobgp, removed)
+    await _end_sessions(gobgp, removed)
     for address in removed:
         await gobgp.delete_peer(str(address))
 
 
-async def _part(gobgp: Gobgp, addresses: Collection[IPAddress]) -> None:
-    """End sessions after all that is to be sent over them, at most PATIENCE seconds from now.
+async def _end_sessions(gobgp: Gobgp, addresses: Collection[IPAddress]) -> None:
+    """End sessions after pending updates are sent, at most after PATIENCE seconds.
 
-    What removes a peer overtakes withdrawals that are on their way to it.
+    Deleting a peer directly may discard withdrawals that are not sent yet.
     """
     for address in addresses:
         await gobgp.shut_down(str(address))
@@ -361,13 +367,15 @@ async def _part(gobgp: Gobgp, addresses: Collection[IPAddress]) -> None:
             pause *= 2
 
 
-async def _make_peer(gobgp: Gobgp, peer: BGPPeer, held: PeerFacts | None, listed: api.ApiPeer | None) -> None:
-    """gobgpd changes nothing but timers of a session, and of these the next OPEN has all but one."""
+async def _put_peer(
+    gobgp: Gobgp, peer: BGPPeer, actual: PeerFacts | None, listed: api.ApiPeer | None
+) -> None:
+    """Add or replace a peer. If only the connect-retry time differs, the session is not ended."""
     retry = PeerFacts.of_row(peer).connect_retry
-    same = held and msgspec.structs.replace(held, connect_retry=retry) == PeerFacts.of_row(peer)
+    same = actual and msgspec.structs.replace(actual, connect_retry=retry) == PeerFacts.of_row(peer)
     if same and listed is not None:
         await gobgp.update_peer(changed_peer(listed, peer))
         return
-    if held is not None:
+    if actual is not None:
         await gobgp.delete_peer(str(peer.address))
     await gobgp.add_peer(new_peer(peer))

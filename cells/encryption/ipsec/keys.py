@@ -1,8 +1,9 @@
-"""IPsec's settings and keys: the key file's lines, the keys of each pair of nodes that follow from them, and
-the key in force.
+"""Settings of IPsec, the format of its key file, and the rotation of keys.
 
-Source: Cilium 1.17, IPsec transparent encryption: "SPI algorithm key bits" or "SPI algorithm key
-        algorithm key", one key a line, fields separated by exactly one blank.
+Input:  the key file: one key a line, "SPI algorithm key bits" (AEAD) or "SPI algorithm key algorithm key",
+        fields separated by exactly one blank.
+Output: the keys, and the keys derived from them for each pair of nodes and direction.
+Source: Cilium 1.17, pkg/datapath/linux/ipsec (ipsec_linux.go).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ __all__ = [
     "IpsecKeyError",
     "IpsecSettings",
     "KeyRing",
-    "networks_of_pods",
+    "cluster_pod_networks",
+    "incompatible_settings",
+    "key_file_error",
     "read_keys",
-    "refused_beside",
-    "wrong_file",
 ]
 
 
@@ -66,7 +67,7 @@ class IpsecSettings(Settings, frozen=True):
     """With enable-ipsec: let the DNS proxy ask servers from the node's address, so in clear text."""
 
     def faults(self) -> Iterator[str]:
-        """Options that are not supported with enable-ipsec."""
+        """Yield errors of settings that do not depend on other cells."""
         if not self.enable_ipsec:
             return
         if not self.ipsec_key_file:
@@ -80,31 +81,32 @@ class IpsecSettings(Settings, frozen=True):
             yield f"encrypt-interface={self.encrypt_interface}: not supported, leave it unset"
 
 
-BESIDE: Final = {
+INCOMPATIBLE: Final = {
     "enable-ipv4": (False, "nodes find each other's keys by their IPv4 addresses"),
     "enable-wireguard": (True, "WireGuard (--enable-wireguard) cannot be used with IPsec (--enable-ipsec)"),
     "enable-host-firewall": (True, "IPSec cannot be used with the host firewall"),
-    "enable-ipv4-egress-gateway": (True, "what pods send to gateways would leave in clear text"),
+    "enable-ipv4-egress-gateway": (True, "packets from pods to gateways would leave in clear text"),
 }
-"""Options that IPsec excludes, the refused value of each, and why."""
+"""Options of other cells that cannot be used with IPsec: the rejected value, and the reason."""
 
 
-def refused_beside(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
-    """Settings, by name, that IPsec excludes so that nothing leaves in clear text.
+def incompatible_settings(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
+    """Yield an error for each setting of other cells with which packets would leave in clear text.
 
-    Source: Cilium 1.17, its checks at the start; and packets that our programs do not mark.
+    Source: Cilium 1.17, its checks at the start; in addition, features with packets that our programs do not
+    mark.
     """
-    for option, (wrong, why) in BESIDE.items():
+    for option, (wrong, why) in INCOMPATIBLE.items():
         if values.get(option) is wrong:
             yield f"{option}={str(wrong).lower()}: {why}"
     if (ipam := values.get("ipam")) in {"multi-pool", "delegated-plugin"}:
-        yield f"ipam={ipam}: pods' addresses lie in no range of their node"
+        yield f"ipam={ipam}: pods' addresses are not in pod CIDRs of their node"
     for family in ("ipv4", "ipv6"):
         if router := values.get(f"local-router-{family}"):
-            yield f"local-router-{family}={router}: states are between addresses of nodes' own ranges"
+            yield f"local-router-{family}={router}: states need router IPs from the nodes' pod CIDRs"
     for option in ("cni-chaining-mode", "cni-chaining-target"):
         if (value := values.get(option)) not in {None, "", "none", "portmap"}:
-            yield f"{option}={value}: programs see what pods send after another plugin has sent it on"
+            yield f"{option}={value}: our programs see packets of pods only after those of the other plugin"
     yield from _proxies_in_clear(values, settings)
     yield from _networks_missing(values, settings)
 
@@ -113,31 +115,31 @@ def _proxies_in_clear(values: Mapping[str, object], settings: IpsecSettings) -> 
     proxies = values.get("enable-l7-proxy") is True
     if proxies and values.get("routing-mode") == "native":
         yield (
-            "enable-l7-proxy=true with routing-mode=native: what proxies send in pods' names would leave in"
-            " clear text; set enable-l7-proxy=false, or routing-mode=tunnel"
+            "enable-l7-proxy=true with routing-mode=native: packets of proxies with pods' addresses would"
+            " leave in clear text; set enable-l7-proxy=false, or routing-mode=tunnel"
         )
-    asked = values.get("dnsproxy-enable-transparent-mode")
-    if proxies and asked is False and not settings.dnsproxy_insecure_skip_transparent_mode_check:
+    transparent = values.get("dnsproxy-enable-transparent-mode")
+    if proxies and transparent is False and not settings.dnsproxy_insecure_skip_transparent_mode_check:
         yield (
-            "dnsproxy-enable-transparent-mode=false: the DNS proxy would ask servers in clear text; leave it"
+            "dnsproxy-enable-transparent-mode=false: the DNS proxy would send queries in clear text; leave it"
             " unset, or set dnsproxy-insecure-skip-transparent-mode-check=true"
         )
 
 
 def _networks_missing(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
     for family in Family:
-        if values.get(f"enable-{family}") is True and not networks_of_pods(values, settings, family):
+        if values.get(f"enable-{family}") is True and not cluster_pod_networks(values, settings, family):
             yield (
-                f"{family}-native-routing-cidr: unset, and what pods send to nodes that are not heard of yet"
+                f"{family}-native-routing-cidr: unset, and packets from pods to nodes that are not known yet"
                 " could leave in clear text; set it to the network of all pods, or with ipam=cluster-pool"
-                f" cluster-pool-{family}-cidr as the operator has it"
+                f" cluster-pool-{family}-cidr to the operator's value"
             )
 
 
-def networks_of_pods(
+def cluster_pod_networks(
     values: Mapping[str, object], settings: IpsecSettings, family: Family
 ) -> tuple[IPNetwork, ...]:
-    """Networks of the pods of all nodes, including nodes that are in no table yet; from all settings."""
+    """Return the networks of the pods of all nodes by settings, also of nodes that are not known yet."""
     pools: tuple[IPNetwork, ...] = settings.cluster_pool_ipv4_cidr
     if family is Family.IPV6:
         pools = settings.cluster_pool_ipv6_cidr
@@ -151,35 +153,35 @@ EXPECTED: Final = (
     'expected a line "SPI algorithm key bits", such as "3+ rfc4106(gcm(aes)) KEY 128" with 40 hexadecimal'
     " digits, as the Secret cilium-ipsec-keys mounts it"
 )
-"""What a key file has."""
+"""The expected format, for error messages."""
 _ICV_BITS: Final = (96, 128, 256)
 _LAST_SPI: Final = 15
 
 
 class IpsecKeyError(ValueError):
-    """A line of the key file is not a valid key. `before` has the keys of the lines before it."""
+    """A line of the key file is not a valid key; ``before`` has the keys of the lines before it."""
 
     def __init__(self, message: str, before: tuple[IpsecKey, ...] = ()) -> None:
         super().__init__(message)
         self.before = before
 
 
-def wrong_file(path: Path, error: ValueError | OSError) -> str:
-    """What is wrong with a key file, and where; does not show keys."""
+def key_file_error(path: Path, error: ValueError | OSError) -> str:
+    """Return the message for an error of the key file, with path and line, without key material."""
     if isinstance(error, IpsecKeyError):
         return f"ipsec-key-file={path}, line {len(error.before) + 1}: {error}"
     return f"ipsec-key-file={path}: {error.strerror if isinstance(error, OSError) else 'not text of UTF-8'}"
 
 
-def _between(one: Algorithm, path: bytes) -> Algorithm:
-    """The same algorithm, with the key for one direction between two nodes."""
+def _derived(one: Algorithm, path: bytes) -> Algorithm:
+    """Derive the key of one direction between two nodes, for the same algorithm."""
     key = one.key.octets
     digest = hashlib.sha256 if len(key) <= hashlib.sha256().digest_size else hashlib.sha512
     return msgspec.structs.replace(one, key=KeyOctets(digest(key + path).digest()[: len(key)]))
 
 
 class IpsecKey(msgspec.Struct, frozen=True):
-    """A key of the cluster: either AEAD, or separate authentication and encryption."""
+    """A key of the cluster: one AEAD algorithm, or an authentication and an encryption algorithm."""
 
     spi: int
     aead: Algorithm | None = None
@@ -188,7 +190,7 @@ class IpsecKey(msgspec.Struct, frozen=True):
 
     @property
     def auth_size(self) -> int:
-        """Cilium's estimate of the overhead by the key: bytes of the ICV, or hex digits of the key."""
+        """Overhead of authentication as Cilium estimates it: bytes of the ICV, or hex digits of the key."""
         if self.aead is not None:
             return self.aead.icv_bits // 8
         return 2 * len(self.auth.key) if self.auth is not None else 0
@@ -196,30 +198,30 @@ class IpsecKey(msgspec.Struct, frozen=True):
     def between(
         self, source: IPAddress, destination: IPAddress, source_boot: str, destination_boot: str
     ) -> IpsecKey:
-        """The key for packets from one node to another, which changes with every boot of either.
+        """Derive the key for packets from one node to another; it changes when either node boots.
 
-        Addresses are those of the state; boot IDs are the 36 characters of the kernel's boot_id.
+        The addresses are those of the state; boot IDs are the 36 characters of the kernel's boot_id.
         """
         path = _octets(source) + _octets(destination) + source_boot.encode() + destination_boot.encode()
         return IpsecKey(
             self.spi,
             *(
-                _between(each, path) if each is not None else None
+                _derived(each, path) if each is not None else None
                 for each in (self.aead, self.auth, self.crypt)
             ),
         )
 
 
-def read_keys(text: str, in_force: IpsecKey | None = None) -> tuple[IpsecKey, ...]:
-    """The keys of a key file in order; the last one is used.
+def read_keys(text: str, current: IpsecKey | None = None) -> tuple[IpsecKey, ...]:
+    """Return the keys of a key file in order; the last one becomes active.
 
-    `in_force` is the present key: each line must have another SPI than the one before. Raises IpsecKeyError
-    at the first invalid line, with the keys before it.
+    ``current`` is the active key: each line must have another SPI than the previous one. Raises IpsecKeyError
+    at the first invalid line.
     """
     keys: list[IpsecKey] = []
     for line in text.splitlines():
         try:
-            key = _key(line, keys[-1] if keys else in_force)
+            key = _key(line, keys[-1] if keys else current)
         except IpsecKeyError as fault:
             raise IpsecKeyError(str(fault), tuple(keys)) from None
         keys.append(key)
@@ -245,7 +247,7 @@ def _parsed(line: str) -> IpsecKey:
     if len(fields) == 4:
         _, algorithm, key, bits = fields
         if not algorithm.startswith("rfc"):
-            raise IpsecKeyError(f'invalid AEAD algorithm "{_shown(algorithm)}"')
+            raise IpsecKeyError(f'invalid AEAD algorithm "{_redacted(algorithm)}"')
         octets = _decoded("AEAD", key)
         if not bits.isascii() or not bits.isdecimal():
             raise IpsecKeyError("ICV length is invalid or missing")
@@ -261,12 +263,12 @@ def _parsed(line: str) -> IpsecKey:
 
 
 def _spi(field: str) -> int:
-    """Parse an SPI. Every key is per node, so the sign that once requested this has no effect."""
+    """Parse an SPI. A trailing "+", which once requested keys per node, has no effect: all keys are."""
     number = field.removesuffix("+")
     if not number.isascii() or not number.isdecimal():
         raise IpsecKeyError(
             "failed to parse SPI: the first argument of the IPsec secret is not a number."
-            f' Attempted "{_shown(number)}"'
+            f' Attempted "{_redacted(number)}"'
         )
     spi = int(number)
     if spi > _LAST_SPI:
@@ -285,28 +287,28 @@ def _decoded(what: str, text: str) -> bytes:
     try:
         return b"" if text == '""' else bytes.fromhex(digits)
     except ValueError:
-        raise IpsecKeyError(f"unable to decode {what} key string") from None  # it may be all but a key
+        raise IpsecKeyError(f"unable to decode {what} key string") from None  # hide the text: a mistyped key
 
 
-def _shown(field: str) -> str:
-    """A field for a message: a possible key in the wrong field is not shown."""
+def _redacted(field: str) -> str:
+    """Return a field for an error message, or "..." if it may contain a key."""
     return "..." if re.search("[0-9a-fA-F]{16}", field) else field
 
 
 def _octets(address: IPAddress) -> bytes:
-    """The last four octets of an IPv4 address, also in IPv6 form."""
+    """Return the octets of an address; of an IPv4-mapped IPv6 address, those of the IPv4 address."""
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).packed
 
 
-# The key in force, and those it has replaced.
+# The active key, and the keys that it has replaced.
 
 
 class KeyRing:
-    """The key in force, and since when others are replaced. Its texts do not show keys."""
+    """The active key, and the times at which previous keys were replaced. Errors do not show key material."""
 
     def __init__(self, retained: float, now: Callable[[], float]) -> None:
-        """``retained``: seconds that states of a replaced key stay."""
+        """``retained``: seconds for which states of a replaced key are retained."""
         self._retained = retained
         self._now = now
         self._replaced: dict[int, float] = {}
@@ -314,13 +316,13 @@ class KeyRing:
 
     @property
     def spi(self) -> int:
-        """SPI of the key in force; 0 if there is none yet."""
+        """SPI of the active key; 0 before a key is loaded."""
         return self.current.spi if self.current is not None else 0
 
     def load(self, text: str) -> bool:
-        """Put the last key of a key file in force. Returns whether it differs from the present one.
+        """Activate the last key of a key file. Return whether it differs from the previous one.
 
-        Raises IpsecKeyError for an invalid line, after putting the keys before it in force.
+        Raises IpsecKeyError for an invalid line, after activating the keys of the lines before it.
         """
         try:
             keys, fault = read_keys(text, self.current), None
@@ -337,9 +339,9 @@ class KeyRing:
         return self.current != before
 
     def retains(self, spi: int) -> bool:
-        """Whether states of this SPI stay although its key is not in force.
+        """Return whether states with this SPI, which is not the active one, are still retained.
 
-        An unknown one counts from now.
+        The retention of an unknown SPI, e.g. after a restart, starts now.
         """
         if not spi or spi == self.spi:
             return False
@@ -347,7 +349,7 @@ class KeyRing:
             self.current is None or self._now() - self._replaced.setdefault(spi, self._now()) < self._retained
         )
 
-    def next_end(self) -> float | None:
-        """Seconds until states of the next replaced key expire; None if no key has been replaced."""
-        ends = [since + self._retained - self._now() for since in self._replaced.values()]
-        return min((each for each in ends if each > 0), default=None)
+    def next_expiry(self) -> float | None:
+        """Return the seconds until the next replaced key expires, or None."""
+        expiries = [since + self._retained - self._now() for since in self._replaced.values()]
+        return min((each for each in expiries if each > 0), default=None)

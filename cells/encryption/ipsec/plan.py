@@ -1,9 +1,9 @@
-"""Plans the XFRM states, policies and routes between this node and all others, and writes them to the kernel.
+"""Plan the XFRM states, policies and routes between this node and all others, and write them to the kernel.
 
-States of a previous key stay until no node uses that key.
-
-Why:    the kernel encrypts a packet with a node's mark, by the policy and the state with that mark, and
-        decrypts one by the mark of the sending node. A marked packet without a policy is blocked.
+Input:  nodes, their node IDs, and the active key.
+Output: an IpsecPlan for XfrmTarget, and rules and routes for IpsecRoutes.
+Why:    a packet's mark has the ID of the remote node. The kernel encrypts by the policy and state with this
+        mark, decrypts by the state with the mark of the sender, and blocks marked packets without a policy.
 Source: Cilium 1.17, pkg/datapath/linux (ipsec.go, node.go) and its marks; RFC 4301.
 """
 
@@ -70,124 +70,126 @@ _ANY_STATE: Final = (XfrmTemplate(optional=True),)
 
 
 class IpsecMode(msgspec.Struct, frozen=True, kw_only=True):
-    """The routing mode, as far as it determines the states."""
+    """The routing mode, as far as states and policies depend on it."""
 
     families: tuple[Family, ...]
     tunnel: bool = False
-    """VXLAN: then the nodes' own IPv4 addresses also have states."""
+    """Tunnel mode: there are also states between the nodes' own IPv4 addresses."""
     subnets: Mapping[Family, tuple[IPNetwork, ...]] = {}
-    """Ranges that the pods of all nodes share, if nodes have no ranges of their own (ENI, Azure)."""
+    """Subnets of the pods of all nodes, if nodes do not have pod CIDRs (ENI, Azure)."""
     interface: Mapping[Family, IPAddress] = {}
     """With subnets: the addresses of the encrypting interface."""
     between_routers: bool = False
-    """With subnets: encrypt between the routers' addresses instead of the nodes'."""
+    """With subnets: encrypt between router IPs instead of node IPs."""
     endpoint_routes: bool = False
 
 
 class IpsecPlan(msgspec.Struct, frozen=True):
-    """The desired objects in order of creation, and the nodes that stay unchanged."""
+    """The desired states and policies in order of creation."""
 
     states: tuple[XfrmState, ...]
     policies: tuple[XfrmPolicy, ...]
     nodes: frozenset[int] = frozenset()
-    """Ids of the nodes in the plan."""
-    held: frozenset[int] = frozenset()
-    """Ids of nodes without a known boot ID at present: their states and policies stay."""
+    """IDs of all remote nodes."""
+    without_boot_id: frozenset[int] = frozenset()
+    """IDs of nodes for which no key can be derived at present; their states and policies are retained."""
 
     @property
     def objects(self) -> Iterator[XfrmState | XfrmPolicy]:
-        """All objects, states first."""
+        """All states, then all policies."""
         yield from self.states
         yield from self.policies
 
 
 def node_of(mark: XfrmMark) -> int:
-    """The node id in a mark; 0: none."""
+    """Return the node ID in a mark; 0: none."""
     return mark.value >> 16
 
 
 def spi_of(policy: XfrmPolicy) -> int:
-    """The SPI of the packets that a policy encrypts; 0: none."""
+    """Return the SPI in the mark of an encrypting policy; 0 for other policies."""
     if policy.mark is None or policy.mark.mask != _NODE_AND_SPI:
         return 0
     return policy.mark.value >> 12 & 0xF
 
 
 def is_ours(one: XfrmState | XfrmPolicy) -> bool:
-    """Whether such states and policies are made by this agent or Cilium's: all others are ignored."""
+    """Return whether this agent or Cilium's creates states or policies of this form; others are ignored."""
     if isinstance(one, XfrmState):
         kinds = {(ENCRYPT, _NODE_AND_SPI), (DECRYPT, _NODE)}
         return (one.mark.value & KIND, one.mark.mask) in kinds
     if one.direction is Direction.OUT and one.mark is not None:
         return (one.mark.value & KIND, one.mark.mask) == (ENCRYPT, _NODE_AND_SPI) or one in _BLOCKS
-    return one in _SHARED
+    return one in _ACCEPTS
 
 
 def blocks(families: Iterable[Family]) -> list[XfrmPolicy]:
-    """The policies that block marked packets without any other policy."""
+    """Return the policies that block marked packets that no other policy matches."""
     return [_block(family) for family in families]
 
 
 class IpsecPlanner:
-    """Plans for this node; recomputes a node only if that node, this node or the key has changed."""
+    """Plans for this node. Recomputes a remote node only if it, this node or the key has changed."""
 
     def __init__(self, mode: IpsecMode) -> None:
         self._mode = mode
-        self._made: dict[str, tuple[object, tuple[XfrmState | XfrmPolicy, ...]]] = {}
-        """By name of the node: inputs and results."""
+        self._cache: dict[str, tuple[object, tuple[XfrmState | XfrmPolicy, ...]]] = {}
+        """Inputs and result by the name of the remote node."""
 
     def plan(
         self,
         local: ClusterNode | None,
         others: Iterable[ClusterNode],
-        numbers: Mapping[str, int],
+        node_ids: Mapping[str, int],
         key: IpsecKey | None,
     ) -> IpsecPlan:
-        """States and policies between ``local`` and the others.
+        """Plan states and policies between ``local`` and each other node.
 
-        ``numbers``: node ids by ``cluster/name``.
+        ``node_ids``: node IDs by ``cluster/name``.
 
-        A node without id or address has none; packets marked for it are blocked. While this node or its key
-        is unknown, all marked packets are blocked, and existing objects stay.
+        A node without an ID or address gets none, so packets marked for it are blocked. While this node or
+        the key is unknown, only the blocking policies are planned, and existing objects are retained.
         """
         policies = {one.key: one for one in blocks(self._mode.families)}
         states: dict[object, XfrmState] = {}
-        known, held = set(), set()
-        before, self._made = self._made, {}
+        known, without_boot_id = set(), set()
+        before, self._cache = self._cache, {}
         for node in sorted(others, key=lambda one: one.full_name):
-            number = numbers.get(node.full_name, 0)
-            if not number or node.local:
+            node_id = node_ids.get(node.full_name, 0)
+            if not node_id or node.local:
                 continue
-            known.add(number)
+            known.add(node_id)
             if local is None or key is None or not node.boot_id or not local.boot_id:
-                held.add(number)
+                without_boot_id.add(node_id)
                 continue
-            follows = (local.addresses, local.boot_id, node, number, key)
-            was = before.get(node.full_name)
-            if was is None or was[0] != follows:
-                pair = _Pair(local, node, number, key, self._mode)
-                was = follows, tuple(one for family in self._mode.families for one in pair.of(family))
-            self._made[node.full_name] = was
-            for one in was[1]:
+            inputs = (local.addresses, local.boot_id, node, node_id, key)
+            cached = before.get(node.full_name)
+            if cached is None or cached[0] != inputs:
+                pair = _NodePair(local, node, node_id, key, self._mode)
+                cached = inputs, tuple(one for family in self._mode.families for one in pair.objects(family))
+            self._cache[node.full_name] = cached
+            for one in cached[1]:
                 if isinstance(one, XfrmPolicy):
                     policies[one.key] = one
                 else:
                     states.setdefault(one.key, one)
-        return IpsecPlan(tuple(states.values()), tuple(policies.values()), frozenset(known), frozenset(held))
+        return IpsecPlan(
+            tuple(states.values()), tuple(policies.values()), frozenset(known), frozenset(without_boot_id)
+        )
 
 
-class _Pair:
-    """This node and another."""
+class _NodePair:
+    """Computes the states and policies between this node and a remote node."""
 
     def __init__(
-        self, local: ClusterNode, remote: ClusterNode, number: int, key: IpsecKey, mode: IpsecMode
+        self, local: ClusterNode, remote: ClusterNode, node_id: int, key: IpsecKey, mode: IpsecMode
     ) -> None:
         self._local, self._remote, self._key, self._mode = local, remote, key, mode
-        self._out = XfrmMark(number << 16 | key.spi << 12 | ENCRYPT, _NODE_AND_SPI)
-        self._in = XfrmMark(number << 16 | DECRYPT, _NODE)
+        self._out = XfrmMark(node_id << 16 | key.spi << 12 | ENCRYPT, _NODE_AND_SPI)
+        self._in = XfrmMark(node_id << 16 | DECRYPT, _NODE)
 
-    def of(self, family: Family) -> Iterator[XfrmState | XfrmPolicy]:
-        """States and policies of one family."""
+    def objects(self, family: Family) -> Iterator[XfrmState | XfrmPolicy]:
+        """Yield the states and policies of one family."""
         mode = self._mode
         own, other = self._local.router_ip(family), self._remote.router_ip(family)
         own_node, other_node = self._local.node_ip(family), self._remote.node_ip(family)
@@ -195,28 +197,28 @@ class _Pair:
         if mode.subnets:
             inside = mode.interface.get(family) or own_node
             way = (own, other) if mode.between_routers else (inside, other_node)
-            yield from self._encrypted(everything, mode.subnets.get(family, ()), *way)
-            yield from self._decrypted(own, other)
-            yield from self._decrypted(inside, other_node)
+            yield from self._outbound(everything, mode.subnets.get(family, ()), *way)
+            yield from self._inbound(own, other)
+            yield from self._inbound(inside, other_node)
             return
         ranges = self._remote.alloc_cidrs(family)
         if other is None or not ranges:
             return
-        yield from self._encrypted(everything, ranges, own, other)
-        yield from self._decrypted(own, other)
+        yield from self._outbound(everything, ranges, own, other)
+        yield from self._inbound(own, other)
         if mode.tunnel and family is Family.IPV4 and own_node is not None and other_node is not None:
             alone = (ip_network(own_node), (ip_network(other_node),))
-            yield from self._encrypted(*alone, own_node, other_node)
-            yield from self._decrypted(own_node, other_node)
+            yield from self._outbound(*alone, own_node, other_node)
+            yield from self._inbound(own_node, other_node)
 
-    def _encrypted(
+    def _outbound(
         self,
         source: IPNetwork,
         destinations: Iterable[IPNetwork],
         own: IPAddress | None,
         other: IPAddress | None,
     ) -> Iterator[XfrmState | XfrmPolicy]:
-        """To another node: a state, and a policy for each of its networks."""
+        """Yield the encrypting state, and a policy for each destination network of the remote node."""
         if own is None or other is None or own == other:
             return
         keys = self._key.between(own, other, self._local.boot_id, self._remote.boot_id)
@@ -231,14 +233,14 @@ class _Pair:
                 templates=(template,),
             )
 
-    def _decrypted(self, own: IPAddress | None, other: IPAddress | None) -> Iterator[XfrmState | XfrmPolicy]:
-        """From another node: a state, and the policies that accept decrypted and clear packets."""
+    def _inbound(self, own: IPAddress | None, other: IPAddress | None) -> Iterator[XfrmState | XfrmPolicy]:
+        """Yield the decrypting state, and the policies that accept decrypted packets and packets in clear."""
         if own is None or other is None or own == other:
             return
         keys = self._key.between(other, own, self._remote.boot_id, self._local.boot_id)
         unmarked = bool(self._mode.subnets) and self._mode.endpoint_routes
         yield _state(other, own, keys, self._in, XfrmMark(0 if unmarked else DECRYPT, _NODE_AND_SPI))
-        yield from (_shared(direction, Family.of(own)) for direction in (Direction.FWD, Direction.IN))
+        yield from (_accept(direction, Family.of(own)) for direction in (Direction.FWD, Direction.IN))
 
 
 def _state(
@@ -256,7 +258,7 @@ def _state(
     )
 
 
-def _shared(direction: Direction, family: Family) -> XfrmPolicy:
+def _accept(direction: Direction, family: Family) -> XfrmPolicy:
     return XfrmPolicy(
         direction=direction,
         source=EVERYTHING[family],
@@ -278,12 +280,12 @@ def _block(family: Family) -> XfrmPolicy:
 
 
 _BLOCKS: Final = tuple(_block(family) for family in Family)
-_SHARED: Final = tuple(
-    _shared(direction, family) for direction in (Direction.FWD, Direction.IN) for family in Family
+_ACCEPTS: Final = tuple(
+    _accept(direction, family) for direction in (Direction.FWD, Direction.IN) for family in Family
 )
 
 
-# XFRM made equal to the plan.
+# Reconciling XFRM with the plan.
 
 XfrmObject = XfrmState | XfrmPolicy
 XfrmKey = tuple[object, ...]
@@ -291,9 +293,10 @@ Refusals = Mapping[FwmarkRuleRow | TableRoute, NetlinkError]
 
 
 class XfrmEdge(Protocol):
-    """The kernel's states and policies, and the routing table of marked packets.
+    """Access to XFRM states and policies, and to the routing table of marked packets.
 
-    Lists raise NetlinkError, as remove_routes() does; other methods return what was refused.
+    Methods that list, and remove_routes(), raise NetlinkError; the others return an error for each rejected
+    object.
     """
 
     async def states(self) -> list[XfrmState]: ...
@@ -318,69 +321,73 @@ class XfrmEdge(Protocol):
 
 
 class XfrmTarget:
-    """XFRM as a reconciler's target. Ignores objects of others and those that must stay for a while.
+    """Reconciler target for XFRM. Ignores objects of other programs and objects that are retained.
 
-    States precede the policies that need them: a policy without its state blocks packets.
+    States are added before the policies that use them, as a policy without its state drops packets.
     """
 
     def __init__(self, kernel: XfrmEdge, ring: KeyRing, planned: Callable[[], IpsecPlan]) -> None:
         self._kernel = kernel
         self._ring = ring
         self._planned = planned
-        self._there: dict[XfrmKey, XfrmObject] = {}
+        self._actual: dict[XfrmKey, XfrmObject] = {}
 
     async def observe(self) -> Mapping[XfrmKey, XfrmObject]:
-        """Our objects that are planned or must be removed. Raises NetlinkError."""
+        """Return our existing objects, without those to retain that are not planned. Raises NetlinkError."""
         found: list[XfrmObject] = [*await self._kernel.states(), *await self._kernel.policies()]
-        self._there = {one.key: one for one in found if is_ours(one)}
+        self._actual = {one.key: one for one in found if is_ours(one)}
         planned = self._planned()
         keys = {one.key for one in planned.objects}
-        return {key: one for key, one in self._there.items() if key in keys or not self._stays(one, planned)}
+        return {
+            key: one
+            for key, one in self._actual.items()
+            if key in keys or not self._is_retained(one, planned)
+        }
 
-    def _stays(self, one: XfrmObject, planned: IpsecPlan) -> bool:
-        """Whether it belongs to a recently replaced key, an unchanged node, or all nodes."""
+    def _is_retained(self, one: XfrmObject, planned: IpsecPlan) -> bool:
+        """Return whether an unplanned object is retained: of a replaced key, or a node without boot ID."""
         if one.mark is None:
             return bool(planned.policies)
         node, spi = node_of(one.mark), one.spi if isinstance(one, XfrmState) else spi_of(one)
-        return node in planned.held or (node in planned.nodes and self._ring.retains(spi))
+        return node in planned.without_boot_id or (node in planned.nodes and self._ring.retains(spi))
 
     def matches(self, row: XfrmObject, observed: XfrmObject) -> bool:
-        """Whether it has the desired keys and marks."""
+        """Return whether the object exists with the desired keys and marks."""
         return row == observed
 
     async def put(self, batch: Mapping[XfrmKey, XfrmObject]) -> None:
-        """Add states, replacing those with their SPI and mark, then policies. Raises BatchError."""
+        """Add states, replacing those with the same SPI and mark, then policies. Raises BatchError."""
         failures: dict[XfrmKey, Exception] = {}
         states = [one for one in batch.values() if isinstance(one, XfrmState)]
-        taken = self._note(states, await self._kernel.add_states(states), failures, errno.EEXIST)
-        if taken:
-            self._note(taken, await self._kernel.delete_states(taken), failures)
-            self._note(taken, await self._kernel.add_states(taken), failures)
-        have = {_way(one) for one in self._there.values() if isinstance(one, XfrmState)}
+        existing = self._record_results(states, await self._kernel.add_states(states), failures, errno.EEXIST)
+        if existing:
+            self._record_results(existing, await self._kernel.delete_states(existing), failures)
+            self._record_results(existing, await self._kernel.add_states(existing), failures)
+        present = {_state_id(one) for one in self._actual.values() if isinstance(one, XfrmState)}
         policies = []
         for one in batch.values():
             if not isinstance(one, XfrmPolicy):
                 continue
-            if one.block or one.mark is None or _way_of(one) in have:
+            if one.block or one.mark is None or _state_id_of_template(one) in present:
                 policies.append(one)
             else:
                 failures[one.key] = HiveError(f"{one} waits for its state")
-        self._note(policies, await self._kernel.set_policies(policies), failures)
+        self._record_results(policies, await self._kernel.set_policies(policies), failures)
         if failures:
             raise BatchError(failures)
 
-    def _note(
+    def _record_results(
         self,
         objects: Sequence[XfrmObject],
         results: Iterable[NetlinkError | None],
         failures: dict[XfrmKey, Exception],
         again: int = 0,
     ) -> list[XfrmState]:
-        """Record which writes succeeded and failed. Returns states that failed with the errno ``again``."""
+        """Record the results of writes. Return the states that failed with the errno ``again``."""
         refused = []
         for one, error in zip(objects, results, strict=True):
             if error is None:
-                self._there[one.key] = one
+                self._actual[one.key] = one
             elif error.errno == again and isinstance(one, XfrmState):
                 refused.append(one)
             else:
@@ -388,40 +395,40 @@ class XfrmTarget:
         return refused
 
     async def drop(self, batch: Collection[XfrmKey]) -> None:
-        """Remove objects, policies first, so that their packets are blocked. Raises BatchError."""
+        """Delete objects, policies first, so that their packets are blocked meanwhile. Raises BatchError."""
         failures: dict[XfrmKey, Exception] = {}
         planned = self._planned()
         found = [
             one
             for key in batch
-            if (one := self._there.get(key)) is not None and not self._stays(one, planned)
+            if (one := self._actual.get(key)) is not None and not self._is_retained(one, planned)
         ]
         policies = [one for one in found if isinstance(one, XfrmPolicy)]
         states = [one for one in found if isinstance(one, XfrmState)]
-        self._note(policies, await self._kernel.delete_policies(policies), failures)
-        self._note(states, await self._kernel.delete_states(states), failures)
+        self._record_results(policies, await self._kernel.delete_policies(policies), failures)
+        self._record_results(states, await self._kernel.delete_states(states), failures)
         for one in found:
             if one.key not in failures:
-                del self._there[one.key]
+                del self._actual[one.key]
         if failures:
             raise BatchError(failures)
 
 
-def _way(state: XfrmState) -> tuple[object, ...]:
+def _state_id(state: XfrmState) -> tuple[object, ...]:
     return state.source, state.destination, state.spi, state.mark
 
 
-def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
+def _state_id_of_template(policy: XfrmPolicy) -> tuple[object, ...]:
     template = policy.templates[0]
     return template.source, template.destination, template.spi, policy.mark
 
 
-# The routing table of what is marked.
+# The routing table of marked packets.
 
 TABLE: Final = 200
-"""The routing table of packets before encryption and after decryption."""
+"""Number of the routing table for packets before encryption and after decryption."""
 RULES: Final = {kind: FwmarkRule(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)}
-"""Marks and masks of the rules for that table."""
+"""The rule for that table by mark."""
 FAMILIES: Final = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
 
 
@@ -433,7 +440,7 @@ def wanted_routes(
     *,
     endpoint_routes: bool,
 ) -> dict[XfrmKey, FwmarkRuleRow | TableRoute]:
-    """Rules and routes: to this node's pods by the decrypting link, to those of others by cilium_host."""
+    """Return the desired rules and routes: to local pods over the decrypting link, else over cilium_host."""
     links = {device.name: device for device in devices}
     wanted: list[FwmarkRuleRow | TableRoute] = [
         FwmarkRuleRow(RULES[kind], FAMILIES[family])
@@ -458,38 +465,38 @@ def wanted_routes(
 
 
 def _link_with(node: ClusterNode, family: Family, devices: Iterable[Device]) -> Device | None:
-    """The link with the node's address."""
+    """Return the link that has the node's address."""
     own = node.node_ip(family)
     return next((one for one in devices if any(each.ip == own for each in one.addresses)), None)
 
 
 def key_of(row: FwmarkRuleRow | TableRoute) -> XfrmKey:
-    """The kernel's key of an object."""
+    """Return the key by which the kernel identifies a rule or route."""
     if isinstance(row, FwmarkRuleRow):
         return "rule", row.family, row.rule.mark
     return "route", str(row.destination)
 
 
 class IpsecRoutes(Target[XfrmKey, FwmarkRuleRow | TableRoute, FwmarkRuleRow | TableRoute]):
-    """The routing table and its rules as a reconciler's target."""
+    """Reconciler target for the routing table of marked packets and its rules."""
 
     def __init__(self, kernel: XfrmEdge) -> None:
         self._kernel = kernel
-        self._there: dict[XfrmKey, FwmarkRuleRow | TableRoute] = {}
+        self._actual: dict[XfrmKey, FwmarkRuleRow | TableRoute] = {}
 
     async def observe(self) -> Mapping[XfrmKey, FwmarkRuleRow | TableRoute]:
-        """The present routes and rules. Raises NetlinkError."""
-        self._there = {key_of(one): one for one in await self._kernel.rows()}
-        return dict(self._there)
+        """List the rules and routes. Raises NetlinkError."""
+        self._actual = {key_of(one): one for one in await self._kernel.rows()}
+        return dict(self._actual)
 
     async def put(self, batch: Mapping[XfrmKey, FwmarkRuleRow | TableRoute]) -> None:
-        """Add or replace them. Raises BatchError."""
+        """Add or replace rules and routes. Raises BatchError."""
         self._raise(await self._kernel.set_rows(list(batch.values())))
-        self._there |= batch
+        self._actual |= batch
 
     async def drop(self, batch: Collection[XfrmKey]) -> None:
-        """Remove them. Raises BatchError."""
-        found = [self._there[key] for key in batch if key in self._there]
+        """Remove rules and routes. Raises BatchError."""
+        found = [self._actual[key] for key in batch if key in self._actual]
         self._raise(await self._kernel.remove_rows(found))
 
     @staticmethod

@@ -1,13 +1,12 @@
-"""WireGuard between nodes: what pods send to pods of other nodes leaves encrypted.
+"""WireGuard between nodes: encrypt packets from pods to pods of other nodes.
 
-Controller: the tables ``nodes`` and ``ipcache`` in, peers of the device ``cilium_wg0`` out: one for each
-            other node that publishes a key, with all addresses behind it. It restores the device, too.
-Why:        the network between nodes need not be trusted. Which packets are encrypted is decided by programs
-            (bpf/netdev/encrypt.h); a packet that no peer takes is dropped, not sent in clear text.
+Input:  the tables ``nodes`` and ``ipcache``.
+Output: the device ``cilium_wg0`` with a peer per remote node that publishes a key, and its allowed IPs.
+Why:    programs decide which packets are encrypted (bpf/netdev/encrypt.h). A packet without a peer is
+        dropped, not sent in clear text.
+Source: Cilium 1.17, pkg/wireguard/agent.
 
-Settings: enable-wireguard, enable-wireguard-userspace-fallback, encrypt-node, node-encryption-opt-out-labels,
-          wireguard-persistent-keepalive, enable-encryption-strict-mode, encryption-strict-mode-cidr,
-          encryption-strict-mode-allow-remote-node-identities.
+Settings: see EncryptionSettings.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.datapath.datapath import Datapath
-from cells.encryption.ipsec.key_in_force import IpsecKeys
+from cells.encryption.ipsec.active_key import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
 from cells.encryption.wireguard.peers import PeerError, PeerNode, WireguardPeers
 from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardRotation
@@ -86,18 +85,18 @@ INTERVAL: Final = seconds(30)
 """Interval of comparisons with the device, in addition to those at changes of links."""
 NOTHING: Final = ClusterEncryption()
 SYSCTLS: Final = {f"net/ipv4/conf/{WIREGUARD_LINK}/rp_filter": "0"}
-"""Settings of the device: decrypted packets have no return route over it."""
+"""Disable reverse path filtering on the device: decrypted packets have no return route over it."""
 
 
 def cluster_encryption(settings: EncryptionSettings, ipsec: IpsecKeys) -> ClusterEncryption:
-    """By the settings."""
+    """Return the encryption mode of the cluster by settings."""
     if ipsec.enabled:
         return ClusterEncryption(UNANNOUNCED_KEY)
     return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node) if settings.enable_wireguard else NOTHING
 
 
 def encryption_features(settings: EncryptionSettings, ipsec: IpsecKeys) -> Member[Collector]:
-    """What encrypts packets between nodes, as a feature in use; IPsec encrypts those of pods only."""
+    """Report the feature metric of encryption; IPsec encrypts only packets of pods."""
     mode = "ipsec" if ipsec.enabled else "wireguard" if settings.enable_wireguard else ""
     value = (mode, "true" if settings.encrypt_node else "false") if mode else ""
     return features("encryption-features", lambda: {"adv_connect_and_lb_transparent_encryption": value})
@@ -105,12 +104,12 @@ def encryption_features(settings: EncryptionSettings, ipsec: IpsecKeys) -> Membe
 
 @after(WireguardKey, IpsecKeys)
 def encryption_key(published: PublishedKey) -> Table[str, EncryptionKey]:
-    """The table ``encryption-key``, for readers that must wait until the key, if any, is published."""
+    """Return the table ``encryption-key`` after the key, if any, was published."""
     return published.table
 
 
 class WireguardSources:
-    """The tables from which peers are computed, and what changed in them."""
+    """The tables from which peers are computed."""
 
     def __init__(
         self,
@@ -129,10 +128,11 @@ class WireguardSources:
 
 
 class WireguardAgent:
-    """Creates the device before the node accepts pods, and keeps its peers. Both remain at the stop.
+    """Creates the device before the node accepts pods, and reconciles its peers.
 
-    Nothing is removed from the device before all nodes and prefixes are known. With enable-wireguard=false,
-    the hook removes the leftovers of an earlier agent. Raises HiveError if the node has no WireGuard.
+    Device and peers remain when the agent stops. Nothing is removed from the device before all nodes and
+    prefixes are known. With enable-wireguard=false, the hook removes the devices of an earlier agent. Raises
+    HiveError if the node does not support WireGuard.
     """
 
     def __init__(
@@ -160,28 +160,28 @@ class WireguardAgent:
         self._log = log
         self._peers = peers
         self._rotation = rotation
-        self._changed: deque[Change[str, IpcacheEntry]] = deque()
-        self._pending: dict[str, PeerNode | None] = {}
-        """Changed nodes, and nodes that were refused; None if the node was deleted."""
+        self._changed_prefixes: deque[Change[str, IpcacheEntry]] = deque()
+        self._pending_nodes: dict[str, PeerNode | None] = {}
+        """Changed or rejected nodes; None for a deleted node."""
         self._refused: dict[str, str] = {}
         self._all_known = False
-        self._made = anyio.Event()
-        """Set when the device was created anew."""
+        self._recreated = anyio.Event()
+        """Set when the device was created again."""
         self._compared = 0.0
-        self._trouble = ""
-        """Why the device differs from its desired state."""
+        self._device_error = ""
+        """The last error of the device; empty if none."""
         lifecycle.append(Hook("set up WireGuard", self._start))
         if settings.enable_wireguard:
             self._timer = jobs.timer("reconcile", self._reconcile, INTERVAL)
-            jobs.observe("watch nodes", sources.nodes.changes, self._note_nodes)
-            jobs.observe("watch prefixes", sources.prefixes.changes, self._note_prefixes)
-            jobs.observe("watch devices", sources.devices.changes, self._look)
-            jobs.one_shot("wait for all nodes", self._wait_known)
+            jobs.observe("watch nodes", sources.nodes.changes, self._queue_nodes)
+            jobs.observe("watch prefixes", sources.prefixes.changes, self._queue_prefixes)
+            jobs.observe("watch devices", sources.devices.changes, self._trigger_comparison)
+            jobs.one_shot("wait for all nodes", self._start_when_known)
             jobs.one_shot("watch wireguard-go", self._watch_program)
 
-    # What may have changed
+    # Changes of sources
 
-    async def _note_nodes(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
+    async def _queue_nodes(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         for change in changes:
             node = change.row or change.old
             if node is None:
@@ -191,34 +191,34 @@ class WireguardAgent:
             else:
                 self._rotation.note(node)
             other = change.row is not None and not node.local
-            self._pending[node.full_name] = peer_of(node) if other else None
+            self._pending_nodes[node.full_name] = peer_of(node) if other else None
         self._timer.trigger()
 
-    async def _note_prefixes(self, changes: Iterable[Change[str, IpcacheEntry]]) -> None:
-        self._changed.extend(changes)
+    async def _queue_prefixes(self, changes: Iterable[Change[str, IpcacheEntry]]) -> None:
+        self._changed_prefixes.extend(changes)
         self._timer.trigger()
 
-    async def _look(self, _: object) -> None:
+    async def _trigger_comparison(self, _: object) -> None:
         self._compared = 0.0
         self._timer.trigger()
 
-    async def _wait_known(self) -> None:
+    async def _start_when_known(self) -> None:
         await self._sources.wait_initialized()
         self._all_known = True
         self._rotation.start()
-        await self._look(None)
+        await self._trigger_comparison(None)
 
     async def _watch_program(self) -> None:
         """Restart wireguard-go when it ends."""
         while True:
             if pid := self._device.program.pid:
                 await process_ended(pid)
-                self._log.error(f"wireguard-go ended, pid {pid}{exit_text(pid)}: it is started again")
-                await self._look(None)
-            await self._made.wait()
-            self._made = anyio.Event()
+                self._log.error(f"wireguard-go ended, pid {pid}{exit_text(pid)}: restarting it")
+                await self._trigger_comparison(None)
+            await self._recreated.wait()
+            self._recreated = anyio.Event()
 
-    # Having it so
+    # Reconciliation
 
     async def _start(self) -> None:
         if not self.settings.enable_wireguard:
@@ -239,7 +239,7 @@ class WireguardAgent:
         """Apply pending changes. Raises errors of the device; the job repeats it."""
         async with self._device.lock:
             await self._apply_changes()
-        self._trouble = ""
+        self._device_error = ""
         self._rotation.look()
         self._report()
 
@@ -250,14 +250,14 @@ class WireguardAgent:
             made = compare and await to_thread.run_sync(self._device.ensure)
             if made:
                 self._sysctls.keep(SYSCTLS)
-                self._made.set()
-            changes = list(self._changed)
-            self._changed.clear()
-            pending = dict(self._pending)
+                self._recreated.set()
+            changes = list(self._changed_prefixes)
+            self._changed_prefixes.clear()
+            pending = dict(self._pending_nodes)
             done, failed = await to_thread.run_sync(self._apply, changes, pending)
             for name in done:
-                if self._pending.get(name) is pending[name]:  # it has not changed again meanwhile
-                    del self._pending[name]
+                if self._pending_nodes.get(name) is pending[name]:  # unless it has changed again meanwhile
+                    del self._pending_nodes[name]
             if failed is not None:
                 raise failed
             if made or (compare and self._all_known):
@@ -267,7 +267,7 @@ class WireguardAgent:
                     self._log.info("peers of WireGuard restored", count=healed)
         except (OSError, HiveError) as error:
             self._compared = 0.0
-            self._trouble = str(error)
+            self._device_error = str(error)
             raise
 
     def _apply(
@@ -288,7 +288,7 @@ class WireguardAgent:
             host = row.tunnel_endpoint if change.row is not None and int(row.tunnel_endpoint) else None
             try:
                 self._peers.prefix_upserted(row.network, host)
-            except OSError as error:  # its peer knows what is left to do
+            except OSError as error:  # the peer retries the remaining calls
                 failed = error
         for name, node in nodes.items():
             try:
@@ -317,12 +317,12 @@ class WireguardAgent:
         else:
             self._health.ok(f"{len(self._peers)} peers, MTU {self._device.mtu}")
 
-    # Telling of it
+    # Status and metrics
 
     def status(self) -> EncryptionStatus:
-        """WireGuard's part of the agent's status, with peers as of the last comparison."""
-        if self._trouble:
-            msg = f"failed to get device: {self._trouble}"
+        """WireGuard's part of the agent's status, with peers by the last comparison."""
+        if self._device_error:
+            msg = f"failed to get device: {self._device_error}"
             return EncryptionStatus(mode="Wireguard", msg=msg, wireguard=WireguardStatus())
         nodes = "Disabled"
         if self.settings.encrypt_node:
@@ -386,7 +386,7 @@ def wireguard_peers(
 
 
 def peer_of(node: ClusterNode) -> PeerNode:
-    """The part of a node that its peer depends on."""
+    """Return the part of a node on which its peer depends."""
     addresses = {family: ip for family in Family if (ip := node.node_ip(family)) is not None}
     return PeerNode(node.full_name, node.wireguard_key, addresses, frozenset(node.all_cidrs()))
 
@@ -402,7 +402,7 @@ def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
 
 
 def rotation_part(rotation: WireguardRotation) -> Member[ApiPart]:
-    """GET and POST /encryption/rotation: the progress of a rotation of this node's key; begin one."""
+    """GET and POST /encryption/rotation: show, or begin, a rotation of this node's key."""
 
     async def show(_: Request) -> Response:
         return answer(200, rotation.state())
@@ -430,7 +430,7 @@ def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
 
 @after(WireguardAgent)
 def keep() -> None:
-    """Start WireGuard even if no other cell depends on it."""
+    """Construct WireguardAgent although no other cell depends on it."""
 
 
 cell = group(

@@ -264,14 +264,14 @@ class WireguardRotation:
             jobs.timer("rotate keys", self._step, INTERVAL) if key.settings.enable_wireguard else None
         )
 
-    # What nodes announce
+    # Announcements of nodes
 
     def note(self, node: ClusterNode) -> None:
         """Add or update a node."""
         row = rotating_node(node)
         if node.local:
             self._own = row
-            self.forget(row.name)  # what its last agent had published is known before it
+            self.forget(row.name)  # the table may have had this node as published by its last agent
             return
         self._others[row.name] = row
         (self._rotating.add if row.next_key else self._rotating.discard)(row.name)
@@ -366,7 +366,7 @@ class WireguardRotation:
         self._find_ready_devices()
         if self._busy and not self._exchanging:
             self._exchanging = True
-            self._jobs.one_shot("talk to nodes about keys", self._exchange_messages)
+            self._jobs.one_shot("exchange messages about keys", self._exchange_messages)
         for name, one in self._handovers.items():
             if self._asks(name, one):
                 self._send(name, MessageKind.ASK)
@@ -466,7 +466,7 @@ class WireguardRotation:
         if old.slot is not slot:
             self._log.debug("packets to a node leave by another device", node=name, device=slot.link)
 
-    # A step to the next one
+    # Steps of the rotation
 
     async def _advance(self) -> None:
         waits, passed = self._waits_for(), anyio.current_time() - self._progress
@@ -565,7 +565,7 @@ class WireguardRotation:
             return
         try:
             self._socket.send(one.slot.link, RotationMessage(own, there, kind, rotation_token(one.key)))
-        except OSError as error:  # it is sent again
+        except OSError as error:  # the next step sends it again
             self._log.debug("message not sent", node=name, device=one.slot.link, error=str(error))
 
 

@@ -14,9 +14,9 @@ from cells.cluster.encryption import PublishedKey
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.node_ids import NodeAddressID
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.encryption.ipsec import custodian
-from cells.encryption.ipsec.custodian import KernelIpsec
+from cells.encryption.ipsec import reconciler
 from cells.encryption.ipsec.plan import XfrmEdge
+from cells.encryption.ipsec.reconciler import KernelIpsec
 from cells.maps.map import MapSpec, MapType
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheKey
@@ -135,7 +135,7 @@ class IpsecWorld:
         )
         pools = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "cluster-pool-ipv6-cidr": "fd00::/104"}
         given = {"enable-ipv4": "true", "enable-ipv6": "true", **pools, **settings}
-        cells = (custodian.cell, config.cell, *world, replace(XfrmEdge, self.kernel))
+        cells = (reconciler.cell, config.cell, *world, replace(XfrmEdge, self.kernel))
         async with started(*cells, settings=given) as hive:
             yield hive
 

@@ -1,7 +1,7 @@
-"""Two nodes with the states and policies of their custodians, from key files: their pods talk by ESP.
+"""Two nodes with IPsec, their pods exchanging packets by ESP, with keys from key files.
 
-The custodian is the real one, with the kernel's policies, and so are the namespaces, the wire between them
-and what is captured on it. Encryption is that of a double, as kernels may have no ESP.
+The reconciler, the kernel's XFRM policies, the namespaces, the veth between them and the capture are real. A
+fake encrypts ESP, as kernels may have none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NUMBERS = (1, 2)
 
 
 def pods(number: int) -> tuple[str, str]:
-    """Addresses of the node's pod."""
+    """Return the IPv4 and IPv6 address of a node's pod."""
     return f"10.0.{number}.9", f"fd00::{number}:9"
 
 
@@ -53,7 +53,7 @@ def run(*commands: str) -> None:
 
 
 def wire_up(other: int) -> None:
-    """The link to the other node, from its first end."""
+    """Create the veth between the nodes, from the namespace of the first one."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:
@@ -61,7 +61,7 @@ def wire_up(other: int) -> None:
 
 
 def prepare(number: int) -> None:
-    """A node's addresses, and its routes to the other's, through the router that reaches ESP."""
+    """Configure a node's addresses, and its routes to the router IPs of the other node."""
     other = NUMBERS[2 - number]
     run("link set uplink up")
     for one, prefix, router, next_hop in (
@@ -75,7 +75,7 @@ def prepare(number: int) -> None:
 
 
 def set_up_tun(number: int) -> None:
-    """Pods of the other node are behind it."""
+    """Route the pod CIDRs of the other node to the TUN device."""
     other = NUMBERS[2 - number]
     run("link set esp0 mtu 1400 up")
     run(f"route add 10.0.{other}.0/24 dev esp0 src {pods(number)[0]}")
@@ -83,7 +83,7 @@ def set_up_tun(number: int) -> None:
 
 
 async def announce(hive: Hive, path: Path) -> None:
-    """Let the other node know the number of this one's key, as CiliumNode objects do."""
+    """Write the SPI of a node to a file that the other node reads, in place of its CiliumNode object."""
     published = hive.get(PublishedKey)
     async for _ in published.table.changes():
         path.with_suffix(".new").write_text(str(published.number))
@@ -95,12 +95,12 @@ def announced(path: Path) -> int:
 
 
 async def serve(stop: Stop, number: int, folder: Path) -> Counter[str]:
-    """A node, until it is stopped: the custodian, and a device that encrypts by its states and policies."""
+    """Run a node until it is stopped: IPsec's cells, and a TUN device that encrypts by their plan."""
     other = NUMBERS[2 - number]
     world = IpsecWorld()
 
     def mark(_: IPAddress) -> int:
-        """The older of both nodes' keys, as the programs at pods' links choose it."""
+        """Return the encryption mark with the older SPI of both nodes, as programs at pods' links do."""
         (own,) = world.number.lookup(bytes(4)) or b"\0"
         return other << 16 | min(own, announced(folder / f"n{other}")) << 12 | ENCRYPT
 
@@ -123,7 +123,7 @@ async def serve(stop: Stop, number: int, folder: Path) -> Counter[str]:
 
 
 def captured(stop: Stop) -> list[bytes]:
-    """Every packet on the wire until it is stopped."""
+    """Capture all packets of the veth until stopped."""
     found: list[bytes] = []
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as link:
         link.bind(("uplink", 0))
@@ -135,7 +135,7 @@ def captured(stop: Stop) -> list[bytes]:
 
 
 class Nodes:
-    """Two of them, the wire, and what was captured on it."""
+    """Two nodes and the packets captured between them."""
 
     def __init__(self, folder: Path, first: Namespaces, second: Namespaces) -> None:
         self.folder = folder
@@ -144,14 +144,14 @@ class Nodes:
         self.packets: list[Ether] = []
 
     def use_key(self, number: int, text: str, version: str) -> None:
-        """Replace a node's key file."""
+        """Replace the key file of a node."""
         folder = self.folder / f"keys{number}"
         folder.mkdir(exist_ok=True)
         key_file(folder, text, version)
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """The nodes at work; afterwards it is known what they lost, and what passed between them."""
+        """Run both nodes for the duration of the block, then collect their counts and the captured packets."""
         with ExitStack() as stack:
             capture: Child[list[bytes]] = self.spaces[1].start(captured)
             stack.callback(capture.kill)
@@ -170,14 +170,14 @@ class Nodes:
         return announced(self.folder / f"n{number}") == key
 
     def spis(self) -> set[int]:
-        """Of all packets between them; an error if one of them has anything in clear."""
+        """Return the SPIs of captured ESP packets; fail if a packet is in clear text."""
         between = [each for each in self.packets if IP in each or ESP in each]
         assert between
         for each in self.packets:
             assert SECRET not in bytes(each)
             for pod in (address for number in NUMBERS for address in pods(number)):
                 assert ip_address(pod).packed not in bytes(each), "an address of a pod in clear text"
-            if IPv6 in each and ESP not in each:  # neighbours are looked for
+            if IPv6 in each and ESP not in each:  # neighbour discovery
                 assert each[IPv6].nh in {0, 58}
             elif IP in each:
                 assert each[IP].proto == socket.IPPROTO_ESP
@@ -197,7 +197,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield Nodes(tmp_path, first, second)
 
 
-def say(target: str, port: int) -> None:
+def send_secret(target: str, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(SECRET, (target, port))
 
@@ -213,12 +213,12 @@ def test_pods_talk_and_between_the_nodes_nothing_is_in_clear(nodes: Nodes) -> No
                     sock = udp_socket(socket.AF_INET6 if ":" in target else socket.AF_INET)
                 with sock:
                     sock.settimeout(30)
-                    nodes.spaces[number].run(say, target, sock.getsockname()[1])
+                    nodes.spaces[number].run(send_secret, target, sock.getsockname()[1])
                     data, (source, *_) = sock.recvfrom(100)
                 assert data == SECRET
                 assert source in pods(number)
     assert nodes.spis() == {3}
-    before_the_keys = {"XfrmOutPolBlock", "XfrmInNoStates"}  # of this node, of the other one
+    before_the_keys = {"XfrmOutPolBlock", "XfrmInNoStates"}  # counted on this node, on the other one
     for number in NUMBERS:
         assert not nodes.counts[number].keys() - {"sent", "received"} - before_the_keys
 
@@ -234,7 +234,7 @@ def test_a_key_is_replaced_and_no_packet_is_lost(nodes: Nodes) -> None:
         with sock:
             receiver: Child[Received] = nodes.spaces[2].start(udp_receiver, sock)
             sender: Child[Sent] = nodes.spaces[1].start(udp_sender, (target, sock.getsockname()[1]), 200.0)
-            for number in (2, 1):  # one after the other: meanwhile both use the older
+            for number in (2, 1):  # one after the other: until both have the new key, they use the older one
                 nodes.use_key(number, NEXT_KEY, "second")
                 eventually(partial(nodes.announce, number, 4))
                 assert nodes.reaches(1, target)

@@ -138,7 +138,7 @@ async def test_settings_that_would_send_clear_text_are_refused(in_node: None, tm
     with pytest.raises(StartError, match=why):
         async with IpsecWorld().agent(**on, **{"enable-ipv4": "false"}):
             pass
-    why = "ipv6-native-routing-cidr: unset, and what pods send to nodes that are not heard of yet"
+    why = "ipv6-native-routing-cidr: unset, and packets from pods to nodes that are not known yet"
     with pytest.raises(StartError, match=why):
         async with IpsecWorld().agent(**on, **{"cluster-pool-ipv6-cidr": ""}):
             pass

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from cells.datapath.build import find_clang
-from cells.encryption.ipsec.custodian import KernelIpsec
+from cells.encryption.ipsec.reconciler import KernelIpsec
 from cells.netlink.wire import HEADER, NLM_F_REQUEST, Request
 from cells.netlink.xfrm import (
     Algorithm,

@@ -1,4 +1,4 @@
-"""Cilium's recorded BGP agents, and how each is played to ours: objects in, speakers and routes out."""
+"""Replay recordings of Cilium's BGP control plane: objects in, plans of speakers and received routes out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.recordings import recordings
 Json = dict[str, Any]
 NODE: Final = "node-1"
 LLGR_STALE: Final = 0xFFFF0006
-"""A route with it is not sent to a peer without long-lived graceful restart (RFC 9494)."""
+"""A route with this community is sent only to peers with long-lived graceful restart (RFC 9494)."""
 WITH_RANGES: Final = {"kubernetes", "cluster-pool"}
 KINDS: Final[dict[str, Kind[Any]]] = {
     kind.kind: kind
@@ -54,13 +54,13 @@ KINDS: Final[dict[str, Kind[Any]]] = {
 
 @cache
 def scenarios(version: str) -> dict[str, Json]:
-    """By name, of 1.17 (s17) or of a later version (s19), which has their outcome alone."""
+    """Return recordings by name: of 1.17 (s17), or of a later version (s19), which have only the results."""
     files = sorted(recordings("bgp-agent").glob(f"agent-{version}-*.json"))
     return {one["name"]: one for path in files for one in json.loads(path.read_text(encoding="utf-8"))}
 
 
 class Played:
-    """The objects of a node as they are now, and what follows from them."""
+    """The current objects of a node, and the plans that follow from them."""
 
     def __init__(self, options: Mapping[str, str] | None) -> None:
         self._ipam = (options or {}).get("ipam", "kubernetes")
@@ -76,22 +76,22 @@ class Played:
         )
 
     def apply(self, body: Json) -> None:
-        """Make an object, or change it."""
+        """Create or update an object."""
         if (kind := KINDS.get(body["kind"])) is not None:
             self._tables[kind.kind].put(kind.stored(kind.convert(body)))
 
     def delete(self, kind: str, name: str, namespace: str) -> None:
-        """Remove an object."""
+        """Delete an object."""
         with self._tables[kind].txn() as rows:
             rows.delete((namespace, name))
 
     def config(self) -> CiliumBGPNodeConfig | None:
-        """The resource of the node."""
+        """The CiliumBGPNodeConfig of the node."""
         found: CiliumBGPNodeConfig | None = self._tables["CiliumBGPNodeConfig"].get(("", NODE))
         return found
 
     def facts(self) -> BGPFacts | None:
-        """What the controller is given; None before the node is known."""
+        """The controller's input; None before the node is known."""
         tables = {kind: table.all() for kind, table in self._tables.items()}
         found: CiliumNode | None = self._tables["CiliumNode"].get(("", NODE))
         if found is None:
@@ -123,13 +123,13 @@ class Played:
         )
 
     def plans(self) -> dict[str, InstancePlan]:
-        """What the speakers are to do."""
+        """The plans of the node's instances."""
         facts = self.facts()
         return plans(facts) if facts is not None else {}
 
 
 def stepped(scenario: Json) -> Iterator[tuple[Json, Played]]:
-    """Each step, and the node after it."""
+    """Yield each step with the node after it."""
     node = Played(scenario["options"])
     for step in scenario["steps"]:
         for body in step["in"].get("apply") or ():
@@ -140,7 +140,7 @@ def stepped(scenario: Json) -> Iterator[tuple[Json, Played]]:
 
 
 def played(scenario: Json) -> Iterator[tuple[Json, dict[str, InstancePlan]]]:
-    """Each step, and what our speakers are to do after it."""
+    """Yield each step with the plans after it."""
     for step, node in stepped(scenario):
         yield step, node.plans()
 
@@ -149,7 +149,7 @@ def played(scenario: Json) -> Iterator[tuple[Json, dict[str, InstancePlan]]]:
 
 
 def received(plan: InstancePlan, peer: BGPPeer) -> list[Json]:
-    """The routes that a peer gets of an instance, as it sees them (RFC 4271 section 5, RFC 4760)."""
+    """Return the routes that a peer receives, with its view of attributes (RFC 4271 section 5, RFC 4760)."""
     versions = [Family(family.afi) for family in peer.families if family.safi == "unicast"]
     found = []
     for path in plan.paths:
@@ -187,5 +187,5 @@ def _route(plan: InstancePlan, peer: BGPPeer, prefix: IPNetwork, statement: Poli
 
 
 def community(value: int) -> str:
-    """As the recordings have it."""
+    """Format a community as in recordings."""
     return f"{value >> 16}:{value & 0xFFFF}"

@@ -1,4 +1,4 @@
-"""The controller of BGP in an agent's hive: objects of an API server in, wanted speakers and a status out."""
+"""The BGP control plane in a hive: objects of an API server in, desired speakers and a status out."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def backends(node: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
-    """The part of BGP of a node with one range."""
+    """The cells of BGP for a node with one pod CIDR."""
     known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
 
     def nodes() -> ReadTable[str, ClusterNode]:
@@ -214,7 +214,7 @@ def reached(one: ApiServer, folder: Path) -> dict[str, str]:
 
 
 async def test_while_the_kinds_are_not_served_nothing_is_known(tmp_path: Path) -> None:
-    """A speaker with routes loses none by an agent that starts before the API server serves the kinds."""
+    """An agent that starts before the CRDs are served withdraws no routes of a running speaker."""
     async with (
         server() as one,
         agent(tmp_path, **reached(one, tmp_path), enable_bgp_control_plane="true") as hive,

@@ -1,4 +1,4 @@
-"""What the speakers of a node are to do: every recorded agent of Cilium's, and facts in any order."""
+"""Plans of BGP instances, compared with recordings of Cilium, and for input in any order."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("podcidr-two-adverts-overlap-nondeterministic", 0): "both are announced, as of services; Cilium's last",
     ("random-32", 5): "the recorded peer still has a route that no recorded policy lets through",
 }
-"""Steps in which neither version of Cilium's is followed, and why."""
+"""Steps with results of neither version of Cilium, and the reason."""
 
 
 def played_sessions(scenario: Json, plans: Mapping[str, InstancePlan]) -> list[Json]:
-    """What each remote has of us: a session if it agrees to one, and routes."""
+    """Sessions and received routes of each remote speaker."""
     found = []
     for remote in scenario["remotes"]:
         one: Json = {"addr": remote["addr"], "session": "down", "routes": []}
@@ -118,7 +118,7 @@ def recorded_policies(out: Json) -> list[Any]:
 
 
 def our_instances(plans: Mapping[str, InstancePlan]) -> list[Any]:
-    """As gobgp lists its own configuration."""
+    """Format planned instances as gobgp lists its configuration."""
     found = []
     for plan in plans.values():
         if (one := plan.instance) is not None:
@@ -171,7 +171,7 @@ def recorded_instances(out: Json) -> list[Any]:
 
 
 def compared(scenario: Json, out: Json, plans: Mapping[str, InstancePlan]) -> list[str]:
-    """What differs from an outcome, in words."""
+    """Describe the differences to a recorded result."""
     pairs = {
         "routes": (played_sessions(scenario, plans), recorded_sessions(out)),
         "policies": (our_policies(plans), recorded_policies(out)),
@@ -185,7 +185,7 @@ def compared(scenario: Json, out: Json, plans: Mapping[str, InstancePlan]) -> li
 
 
 def test_every_recorded_agent_has_the_same_sessions_policies_and_routes() -> None:
-    """In every step as 1.17, or else as the later version, where that mends what 1.17 does."""
+    """Each step has the result of 1.17, or of the later version where that fixes a fault of 1.17."""
     later = scenarios("s19")
     found: dict[tuple[str, int], list[str]] = {}
     for name, scenario in scenarios("s17").items():
@@ -201,7 +201,7 @@ def test_every_recorded_agent_has_the_same_sessions_policies_and_routes() -> Non
 
 
 def observed_in(out: Json, plans: Mapping[str, InstancePlan]) -> list[ObservedPeer]:
-    """The recorded sessions as a speaker would report them."""
+    """Convert recorded sessions to rows as speakers report them."""
     listed = {one["peer-address"]: one for one in out["api"]["peers"] or ()}
     return [
         ObservedPeer(
@@ -234,7 +234,7 @@ STATUS_DIFFERENT: Final = {
 
 
 def status_of(recorded: Json | None) -> Json:
-    """Without conditions of later versions, families in an order of ours: Cilium's is the speaker's."""
+    """Return a status without conditions of later versions, with families sorted."""
     found: Json = {key: value for key, value in (recorded or {}).items() if key != "conditions"}
     for instance in found.get("bgpInstances") or ():
         for peer in instance.get("peers") or ():
@@ -264,7 +264,7 @@ def test_the_status_of_the_node_is_as_recorded() -> None:
 
 
 def last_of(name: str) -> dict[str, InstancePlan]:
-    """What is to be done after the last step of a scenario."""
+    """Return the plans after the last step of a recording."""
     *_, (_, plans) = played(scenarios("s17")[f"agent/{name}"])
     return plans
 
@@ -317,7 +317,7 @@ def test_a_peer_without_an_asn_and_an_invalid_community_leave_the_others_alone()
 
 @pytest.mark.parametrize(("sort", "announced"), [("ClusterIP", True), ("ExternalName", False)])
 def test_external_addresses_of_an_external_name_are_not_announced(sort: str, announced: bool) -> None:
-    """As later versions: no node serves them."""
+    """As in later versions, because no node has frontends for them."""
     node = Played({})
     metadata = {"name": "s", "namespace": "default"}
     service = {"type": sort, "externalName": "example.org", "externalIPs": ["198.51.100.7"]}
@@ -361,7 +361,7 @@ RICH: Final = (
 @settings(max_examples=scaled(60), deadline=None)
 @given(st.data())
 def test_any_order_of_objects_gives_the_same(data: st.DataObject) -> None:
-    """Objects in any order, with earlier and foreign versions in between, and what is deleted by the end."""
+    """Objects in any order, with earlier versions, foreign objects and deletions in between."""
     scenario = scenarios("s17")[f"agent/{data.draw(st.sampled_from(RICH))}"]
     versions: dict[tuple[str, str, str], list[Json]] = {}
     for step in scenario["steps"]:
@@ -403,7 +403,7 @@ NUMBERS: Final = st.sampled_from([-1, 0, 1, 3, 179, 65535, 65536, 2**31, 2**32 -
 @settings(max_examples=scaled(200), deadline=None)
 @given(st.data())
 def test_nonsense_is_a_fault_and_nothing_worse(data: st.DataObject) -> None:
-    """Objects of a folder, or of an older schema, have values that no API server has looked at."""
+    """Objects from files, or of an older schema, have values that were never validated."""
 
     def word() -> str:
         return data.draw(WORDS)

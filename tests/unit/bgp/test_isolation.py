@@ -1,4 +1,4 @@
-"""Peers that may have crashed gobgpd get one of their own, or are held down; the next agent knows them."""
+"""Peers that may have crashed gobgpd are isolated or held down, also by the next agent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EDGE = SpeakerName("edge")
 
 
 class Agents:
-    """Agents of one node, one after the other, that have the same state directory."""
+    """Consecutive agents of a node, with the same state directory."""
 
     def __init__(self, folder: Path, peers: Iterable[IPv4Address] = (A, B, C), most: int = 8) -> None:
         self.speakers, self.peers = fake(Speakers, isolated=folder / "isolated", most_own=most), peer_table()
@@ -47,11 +47,11 @@ class Agents:
         self.begin()
 
     def begin(self) -> None:
-        """The next agent."""
+        """Start the next agent."""
         self.isolation = Isolation(self.speakers, self.peers, structlog.get_logger())
 
     def crash(self, *up: IPv4Address, own: IPv4Address | None = None, established: bool = True) -> Crash:
-        """A second later than the last."""
+        """Report a crash, one second after the previous one."""
         self.now += timedelta(seconds=1)
         crash = Crash(self.now, tuple(map(str, up)), established, self.now)
         self.isolation.crashed(own_of(own) if own is not None else EDGE, crash)
@@ -63,7 +63,7 @@ class Agents:
 
     @property
     def held(self) -> dict[Any, str]:
-        """Why peers are held down, without until when."""
+        """Errors of held peers, without the time."""
         return {row.address: row.error.partition(": ")[2] for row in self.isolation.held.all()}
 
 
@@ -172,7 +172,7 @@ def test_a_gobgpd_of_a_peer_has_its_policies_and_all_routes_and_does_not_listen(
 
 
 class Speaker:
-    """One with peers of which some crash it so many seconds after their sessions came up."""
+    """A gobgpd; hostile peers crash it a number of seconds after their sessions are established."""
 
     def __init__(self, peers: Collection[IPv4Address], hostile: dict[IPv4Address, int]) -> None:
         self.suspects, self.peers, self.hostile = Suspects("edge"), list(peers), hostile
@@ -181,7 +181,7 @@ class Speaker:
         self.crashes = 0
 
     def run(self, seconds: int) -> None:
-        """Each session comes up 7 s after the start, or when its peer is released, in the order of peers."""
+        """Run for some time. Sessions are established 7 s after the start or release of a peer, in order."""
         end = self.now + timedelta(seconds=seconds)
         up = {
             peer: max(self.now, self.held.get(peer, self.now)) + timedelta(seconds=7) for peer in self.peers

@@ -1,4 +1,4 @@
-"""BGP over REST: parameters, answers and metrics as Cilium's agent was recorded to give them."""
+"""The REST API and metrics of BGP: parameters, answers and metrics, compared with recordings of Cilium."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def asked(url: str) -> Request:
 
 
 class Speaker:
-    """Lists the routes that were recorded."""
+    """Lists the recorded routes."""
 
     def __init__(self) -> None:
         self.routes: dict[tuple[str, RouteTable, AfiSafi, IPAddress | None], list[ListedRoute]] = {}
@@ -68,7 +68,7 @@ class Speaker:
 
 
 class Node:
-    """A node in the state that some recorded answers show."""
+    """A node in the state of some recorded answers."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.speaker = Speaker()
@@ -88,7 +88,7 @@ class Node:
         return response.status, json.loads(response.body)
 
     def show(self, answers: dict[str, Json]) -> None:
-        """Be what these answers show."""
+        """Set the state of these answers."""
         policies, peers = answers["/v1/bgp/route-policies"], answers["/v1/bgp/peers"]
         with (
             self.instances.txn() as instances,
@@ -173,7 +173,7 @@ def a_route(prefix: str, path: Json) -> ListedRoute:
 
 
 def timeless(body: Json) -> Json:
-    """Ages and uptimes as they are recorded."""
+    """Replace ages and uptimes by the recorded ones."""
     if isinstance(body, dict):
         times = {"age-nanoseconds", "uptime-nanoseconds"}
         return {key: 0 if key in times else timeless(value) for key, value in body.items()}
@@ -181,7 +181,7 @@ def timeless(body: Json) -> Json:
 
 
 def unordered(body: Json) -> Json:
-    """Lists in no order: the recorded client's maps have none."""
+    """Sort lists that have a random order in recordings, as the recorded client used maps."""
     return sorted(body, key=partial(json.dumps, sort_keys=True)) if isinstance(body, list) else body
 
 

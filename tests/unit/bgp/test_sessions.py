@@ -1,4 +1,4 @@
-"""Why sessions end, and when gobgpd crashes, as far as its log has it."""
+"""Reasons of ended sessions, and crashes of gobgpd, as read from its log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ github.com/osrg/gobgp/pkg/server.(*fsmHandler).handlingError(0xc000325ec0?, 0xc0
 created by github.com/osrg/gobgp/pkg/server.(*fsmHandler).{state}
 	github.com/osrg/gobgp/pkg/server/fsm.go:1774 +0x28d
 """
-"""As gobgpd 3.10 writes it."""
+"""The stack trace of gobgpd 3.10."""
 
 
 def line(message: str, peer: object, more: str = "") -> str:
-    """One of gobgpd's log."""
+    """A line of gobgpd's log."""
     return f'time="2026-11-29T09:50:58Z" level=info msg="{message}" Key={peer} {more} Topic=Peer\n'
 
 

@@ -1,4 +1,4 @@
-"""Two nodes with plans that exchange ESP, by a double of the kernel's XFRM that has the states of each."""
+"""Two nodes that exchange ESP packets, by their plans and a fake of the kernel's XFRM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROTATION = 300.0
 
 
 def association(state: XfrmState, sequence: int) -> SecurityAssociation:
-    """What scapy encrypts and decrypts by."""
+    """Convert an XFRM state to scapy's security association."""
     assert state.aead is not None
     kind = IP if state.source.version == 4 else IPv6
     return SecurityAssociation(
@@ -46,7 +46,7 @@ def association(state: XfrmState, sequence: int) -> SecurityAssociation:
 
 
 class EspNode:
-    """A node: its custodian's plan of the other, and the kernel that encrypts by it."""
+    """A node with its plan for the other node, and a fake kernel that encrypts by it."""
 
     def __init__(self, number: int, mode: IpsecMode, boot: str) -> None:
         self.number = number
@@ -58,7 +58,7 @@ class EspNode:
         self.restart()
 
     def restart(self) -> None:
-        """Another agent, that knows no key yet, over the same kernel."""
+        """Start another agent, without a key, with the same kernel."""
         self.ring = KeyRing(ROTATION, lambda: self.now)
         self.planned = IpsecPlan((), ())
         self.target = XfrmTarget(self.kernel, self.ring, lambda: self.planned)
@@ -80,7 +80,7 @@ class EspNode:
         )
 
     async def reconcile(self, others: Mapping[int, ClusterNode]) -> None:
-        """Make the kernel equal to the plan, as the reconciler does: first add, then remove."""
+        """Reconcile the kernel with the plan: first add, then remove, as the reconciler does."""
         numbers = {other.full_name: number for number, other in others.items()}
         self.planned = IpsecPlanner(self.mode).plan(self.node, others.values(), numbers, self.ring.current)
         rows: dict[Any, Any] = {one.key: one for one in self.planned.objects}
@@ -89,7 +89,7 @@ class EspNode:
         await self.target.drop([k for k in there if k not in rows])
 
     def send(self, packet: IP | IPv6, mark: int) -> bytes | None:
-        """What leaves of a packet with this mark: clear if no policy takes it; None: it is blocked."""
+        """Return the bytes sent for a marked packet: in clear without a policy; None if it is blocked."""
         policy = matching(self.kernel.held_policies.values(), bytes(packet), mark)
         if policy is None:
             return bytes(packet)
@@ -109,7 +109,7 @@ class EspNode:
         return bytes(association(state, self.sent[state.key]).encrypt(packet))
 
     def receive(self, data: bytes, other: int) -> bytes | None:
-        """What is in a packet from node ``other``, as the program at the device marks it; None: no state."""
+        """Decrypt a packet of node ``other``, with the mark that programs set; None without a state."""
         packet = IP(data) if data[0] >> 4 == 4 else IPv6(data)
         esp = bytes(packet[ESP])
         (spi,) = struct.unpack_from("!I", esp)
@@ -123,7 +123,7 @@ class EspNode:
 
 
 def datagram(source: int, destination: int, family: Family) -> IP | IPv6:
-    """A datagram of a pod of one node to a pod of another."""
+    """A UDP datagram between pods of two nodes."""
     if family is Family.IPV4:
         network: IP | IPv6 = IP(src=f"10.0.{source}.9", dst=f"10.0.{destination}.9", id=7)
     else:
@@ -132,19 +132,19 @@ def datagram(source: int, destination: int, family: Family) -> IP | IPv6:
 
 
 def mark_for(number: int, spi: int) -> int:
-    """What the program at the pod's link gives a packet."""
+    """Return the mark that programs at pods' links set."""
     return number << 16 | spi << 12 | ENCRYPT
 
 
 class Pair:
-    """Two nodes that know each other by numbers of their own."""
+    """Two nodes with different IDs for each other."""
 
     def __init__(self, *, tunnel: bool) -> None:
         mode = IpsecMode(families=tuple(Family), tunnel=tunnel)
         self.first = EspNode(1, mode, "11111111-1111-4111-8111-111111111111")
         self.second = EspNode(2, mode, "22222222-2222-4222-8222-222222222222")
         self.numbers = {self.first: 77, self.second: 4242}
-        """By which the other one knows it."""
+        """The ID of each node on the other one."""
 
     async def load(self, node: EspNode, text: str) -> None:
         node.ring.load(text)
@@ -168,7 +168,7 @@ class Pair:
         return sender.send(packet, mark_for(self.numbers[receiver], spi))
 
     def arrives(self, sender: EspNode, receiver: EspNode, family: Family, spi: int) -> bool:
-        """Whether the receiver can read what the sender sends, and no other node can."""
+        """Return whether the receiver decrypts a packet; fail if it is in clear text or has other content."""
         data = self.encrypted(sender, receiver, family, spi)
         if data is None:
             return False

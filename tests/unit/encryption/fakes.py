@@ -1,4 +1,4 @@
-"""The kernel's states and policies of IPsec, for tests."""
+"""A fake of the kernel's XFRM for tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cells.netlink.xfrm import XfrmPolicy, XfrmState
 
 
 class KilledError(BaseException):
-    """The agent is killed before it changes the kernel."""
+    """The agent is killed before a change of the kernel."""
 
 
 class FakeXfrm:
-    """The kernel, as the recordings' own fake: no two states have one SPI, address and mark."""
+    """XFRM with the semantics of recordings: SPI, address and mark identify a state."""
 
     def __init__(self, *, esp: bool = True) -> None:
         self.esp = esp
@@ -24,7 +24,7 @@ class FakeXfrm:
         self.held_policies: dict[object, XfrmPolicy] = {}
         self.held_rows: set[FwmarkRuleRow | TableRoute] = set()
         self.cut_in = 0
-        """Before this change from now on, 1 is the next one, the agent is killed; 0: it lives."""
+        """The agent is killed before the n-th change from now, 1 being the next; 0: it is not killed."""
 
     def _change(self) -> None:
         if self.cut_in == 1:

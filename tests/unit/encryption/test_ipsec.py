@@ -1,4 +1,4 @@
-"""IPsec: its key file, keys of pairs of nodes, states and policies, as recorded of Cilium, event by event."""
+"""IPsec's key file, derived keys, states, policies and routes, compared with recordings of Cilium."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cells.encryption.ipsec.keys import (
     IpsecKeyError,
     IpsecSettings,
     KeyRing,
-    networks_of_pods,
+    cluster_pod_networks,
+    incompatible_settings,
     read_keys,
-    refused_beside,
 )
 from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget, wanted_routes
 from cells.netlink.network import FwmarkRuleRow, TableRoute
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 REFUSED = {
     "keyfile_30": "a negative SPI wraps to 255 in Cilium, which no packet's mark can carry",
 }
-"""Recordings where Cilium accepts what this agent refuses."""
+"""Recordings of key files that Cilium accepts and this agent rejects."""
 
 
 def recorded(kind: str) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_keys_of_two_nodes_are_derived_as_recorded() -> None:
 def test_a_key_must_have_another_spi_than_the_one_in_force() -> None:
     line = "3 rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128"
     with pytest.raises(IpsecKeyError, match="requires incrementing"):
-        read_keys(line, in_force=read_keys(line)[-1])
+        read_keys(line, current=read_keys(line)[-1])
 
 
 def test_ipsec_keys_are_hidden_in_every_text() -> None:
@@ -139,7 +139,7 @@ BETTER = {
     "flush_native": ("all is removed, until the next comparison", 0, 2),
     "flush_tunnel": ("all is removed, until the next comparison", 0, 2),
 }
-"""Recordings with another outcome: why, how many objects more after any of its events, how many fewer."""
+"""Recordings with other results: the reason, and how many objects are added and missing over all events."""
 
 
 def mode_of(config: dict[str, Any]) -> IpsecMode:
@@ -218,7 +218,7 @@ def policy_text(policy: XfrmPolicy) -> dict[str, Any]:
 
 
 class Replay:
-    """An agent's custodian: each event changes what is known, and everything is made equal to the plan."""
+    """Replays recorded events: each changes the input, then XFRM is reconciled with the plan."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.mode = mode_of(config)
@@ -230,7 +230,7 @@ class Replay:
         self.others: dict[str, ClusterNode] = {}
         self.numbers: dict[str, int] = {}
         self.on = False
-        """Whether any node is known, also this one: before that nothing is made."""
+        """Whether a node is known, including this one; nothing is planned before."""
         self.planned = IpsecPlan((), ())
         self.target = XfrmTarget(self.kernel, self.ring, lambda: self.planned)
 
@@ -242,7 +242,7 @@ class Replay:
                     self.ring.load(event["key_file_text"])
                 except IpsecKeyError as error:
                     fault = str(error)
-                return fault  # until nodes are validated
+                return fault  # Cilium changes nothing until it validates nodes
             case "stale_key_timer":
                 self.now += go_seconds(event["age"])
             case "node_delete":
@@ -322,7 +322,7 @@ ROUTES_BETTER = {
     "disable_native": ("routes of IPv6 go too", 0, 2),
     "disable_tunnel": ("routes of IPv6 go too", 0, 2),
 }
-"""Recordings with other routes, and why; how many more after any of its events, and how many fewer."""
+"""Recordings with other routes: the reason, and how many are added and missing over all events."""
 
 
 def link(ifindex: int, name: str, *addresses: str) -> Device:
@@ -330,7 +330,7 @@ def link(ifindex: int, name: str, *addresses: str) -> Device:
 
 
 def row_text(row: FwmarkRuleRow | TableRoute) -> str:
-    """As recorded."""
+    """Format a route or rule as in recordings."""
     if isinstance(row, FwmarkRuleRow):
         return f"1: from all fwmark {row.rule.mark:#x}/{row.rule.mask:#x} lookup {row.rule.table}"
     six = row.destination.version == 6
@@ -342,7 +342,7 @@ def row_text(row: FwmarkRuleRow | TableRoute) -> str:
 
 
 def test_routes_and_rules_are_those_recorded() -> None:
-    cases = [each for each in recorded("xfrm") if not each["config"].get("subnet_mode")]  # which is not built
+    cases = [each for each in recorded("xfrm") if not each["config"].get("subnet_mode")]  # not implemented
     assert len(cases) == 30
     differences, compared = {}, 0
     for case in cases:
@@ -394,7 +394,7 @@ async def test_a_replaced_key_stays_for_its_duration_also_after_a_restart() -> N
     await second.event(added[0])
     assert len(second.kernel.held_states) == 2 * len(before)
     assert before < set(second.kernel.held_states)
-    assert second.ring.next_end() == 300.0
+    assert second.ring.next_expiry() == 300.0
     second.now = 301.0
     await second.event(added[0])
     assert len(second.kernel.held_states) == len(before)
@@ -454,26 +454,26 @@ def test_settings_by_which_packets_would_leave_in_clear_are_refused_by_name() ->
     options = {one.name for one in hive_of(None, ()).options()}
     assert options >= SERVED.keys()
     settings = IpsecSettings(enable_ipsec=True, ipsec_key_file="/etc/ipsec/keys")
-    assert list(refused_beside(SERVED, settings)) == []
+    assert list(incompatible_settings(SERVED, settings)) == []
     for name, value in REFUSED_VALUES:
-        (text,) = refused_beside(SERVED | {name: value}, settings)
+        (text,) = incompatible_settings(SERVED | {name: value}, settings)
         assert name in text
     without = {"enable-l7-proxy": False}
     for name, value in REFUSED_VALUES[-2:]:
-        assert list(refused_beside(SERVED | without | {name: value}, settings)) == []
+        assert list(incompatible_settings(SERVED | without | {name: value}, settings)) == []
     asks = SERVED | {"dnsproxy-enable-transparent-mode": False}
     skips = replace(settings, dnsproxy_insecure_skip_transparent_mode_check=True)
-    assert list(refused_beside(asks, skips)) == []
+    assert list(incompatible_settings(asks, skips)) == []
 
 
 def test_networks_of_pods_are_needed_of_each_family() -> None:
     pools = IpsecSettings(cluster_pool_ipv4_cidr=(IPv4Network("10.0.0.0/8"), IPv4Network("172.30.0.0/16")))
     both = SERVED | {"enable-ipv6": True}
-    (text,) = refused_beside(both, pools)
+    (text,) = incompatible_settings(both, pools)
     assert text.startswith("ipv6-native-routing-cidr: unset")
-    assert networks_of_pods(SERVED, pools, Family.IPV4) == pools.cluster_pool_ipv4_cidr
-    assert networks_of_pods(SERVED, IpsecSettings(), Family.IPV4) == (NATIVE,)
+    assert cluster_pod_networks(SERVED, pools, Family.IPV4) == pools.cluster_pool_ipv4_cidr
+    assert cluster_pod_networks(SERVED, IpsecSettings(), Family.IPV4) == (NATIVE,)
     other = SERVED | {"ipam": "kubernetes"}
-    assert networks_of_pods(other, pools, Family.IPV4) == (NATIVE,)
-    (text,) = refused_beside(other | {"ipv4-native-routing-cidr": None}, pools)
+    assert cluster_pod_networks(other, pools, Family.IPV4) == (NATIVE,)
+    (text,) = incompatible_settings(other | {"ipv4-native-routing-cidr": None}, pools)
     assert text.startswith("ipv4-native-routing-cidr: unset")

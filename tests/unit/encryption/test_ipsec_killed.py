@@ -1,4 +1,7 @@
-"""The agent killed before each change that it makes to XFRM: nothing leaves in clear; the next goes on."""
+"""The agent is killed before each of its changes of XFRM.
+
+No packet leaves in clear text, and the next agent completes the changes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def joined(*, tunnel: bool) -> Pair:
-    """Two nodes with a key; their kernels block before they know each other."""
+    """Two nodes with a key, which block marked packets before they know each other."""
     pair = Pair(tunnel=tunnel)
     for node in (pair.first, pair.second):
         await node.reconcile({})
@@ -23,7 +26,7 @@ async def joined(*, tunnel: bool) -> Pair:
 
 
 def clear(pair: Pair) -> list[object]:
-    """Ways by which a packet that is marked leaves as it is."""
+    """Return the directions and families in which a marked packet leaves in clear text."""
     found = product(pair.ways(), (3, 4))
     return [(way, spi) for way, spi in found if SECRET in (pair.encrypted(*way, spi) or b"")]
 
@@ -35,7 +38,7 @@ def arrive(pair: Pair, spi: int) -> bool:
 async def killed(
     make: Callable[[], Awaitable[Pair]], change: Callable[[Pair], Awaitable[object]]
 ) -> AsyncIterator[Pair]:
-    """The pair, with the second node's agent killed before its first change, its second, and so on."""
+    """Yield pairs with the second node's agent killed before its first change, its second, and so on."""
     for number in count(1):
         pair = await make()
         pair.second.kernel.cut_in = number

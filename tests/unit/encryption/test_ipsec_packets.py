@@ -1,7 +1,6 @@
-"""Two nodes with plans that exchange ESP, by a double of the kernel's XFRM that has the states of each.
+"""Two nodes exchange ESP packets by their plans, with a fake of the kernel's XFRM.
 
-Packets are encrypted by scapy, and read by the double of ESP that nodes of kernel tests have: what one gets
-wrong, the other does not understand.
+scapy encrypts, and the ESP code of kernel tests decrypts, so an error in one is detected by the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The node's key in its file, as recorded; X25519; and settings that ask for what cannot be."""
+"""The file of the node's key, compared with recordings; X25519; rejected combinations of settings."""
 
 from __future__ import annotations
 

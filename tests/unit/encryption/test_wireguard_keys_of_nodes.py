@@ -1,4 +1,4 @@
-"""The keys that addresses of another node have in the ipcache, as recorded."""
+"""The encryption keys of other nodes' addresses in the ipcache, compared with recordings."""
 
 from __future__ import annotations
 

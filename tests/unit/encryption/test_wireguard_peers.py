@@ -1,4 +1,4 @@
-"""The calls to the WireGuard device at every recorded event of nodes and prefixes."""
+"""The calls to the WireGuard device at each event of nodes and prefixes, compared with recordings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cells.tunnel.settings import PodTunnel
 from tests.support.recordings import recordings
 
 SWALLOWED = {"node_add", "node_update", "node_validate", "ipcache_upsert", "ipcache_delete"}
-"""Cilium logs the errors of these events; the recording has none."""
+"""Events for which Cilium logs an error that the recording does not have."""
 
 DIFFERENT: dict[str, str] = {
     "pod_moves": "Cilium's record of the old node keeps the address, and loses it when the pod moves back",
@@ -30,7 +30,7 @@ DIFFERENT: dict[str, str] = {
 
 
 class FakeDevice:
-    """A device with the kernel's semantics: an address has one peer, and adding it takes it from another."""
+    """A device with the kernel's semantics: adding an address to a peer removes it from another one."""
 
     def __init__(self, peers: dict[bytes, set[IPNetwork]]) -> None:
         self.table = peers

@@ -1,4 +1,4 @@
-"""Rotations of keys: which device two nodes change to, their messages, and a second device's peers."""
+"""Key rotation: the device to which two nodes change, their messages, and the peers of a second device."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_messages_are_udp_datagrams_that_are_read_back(source: str, destination:
 
 
 class FakeLink:
-    """A second device: which peer has which addresses, and what was asked of it."""
+    """A second device that records its peers and the calls."""
 
     def __init__(self) -> None:
         self.table: dict[bytes, set[IPNetwork]] = {}

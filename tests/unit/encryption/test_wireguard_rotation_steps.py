@@ -1,4 +1,4 @@
-"""A rotation among many nodes, in virtual time: it waits for each of them, and for none forever."""
+"""A key rotation with many nodes, in virtual time: it waits for each node, but not forever."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def node(number: int, rotation: str = ROTATION_READY, *, local: bool = False) ->
 
 
 class FakeLink:
-    """A device of WireGuard."""
+    """A WireGuard device."""
 
     def __init__(self, ifindex: int) -> None:
         self.ifindex = ifindex
@@ -67,7 +67,7 @@ class FakeLink:
 
 
 class FakeDevice(WireguardDevice):
-    """All of them; a second one is there as long as it is needed."""
+    """All WireGuard devices; a second device exists while it is needed."""
 
     def __init__(self) -> None:
         self.links: Any = {slot: FakeLink(11 + slot) for slot in Slot}
@@ -84,15 +84,15 @@ class FakeDevice(WireguardDevice):
 
 
 class Network:
-    """Other nodes: they ask every second by the device to change to, until a message comes, and answer."""
+    """The other nodes. They send ASK every second over the new device until a message arrives, and answer."""
 
     def __init__(self) -> None:
         self.others: set[IPAddress] = set()
         self.silent: set[IPAddress] = set()
         self.waiting: set[IPAddress] = set()
-        """Those that answer, but do not ask."""
+        """Nodes that answer, but do not send ASK."""
         self.asked: list[IPAddress] = []
-        """Nodes that the node under test has asked."""
+        """Nodes to which the node under test has sent ASK."""
         self._asking: dict[IPAddress, tuple[str, bytes]] = {}
         self._messages: list[tuple[str, RotationMessage]] = []
         self._some = anyio.Event()
@@ -141,7 +141,7 @@ class Network:
 
 
 class FakeKey(WireguardKey):
-    """Without files; others hear of it at once."""
+    """The node's keys without files; other nodes see them at once."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -165,7 +165,7 @@ class FakeKey(WireguardKey):
 
 
 class FakeRows:
-    """hive_encryption_paths."""
+    """The map hive_encryption_paths."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -179,14 +179,14 @@ class FakeRows:
 
 
 class FakeMaps(Maps):
-    """That one only."""
+    """Maps with hive_encryption_paths only."""
 
     def __init__(self, rows: FakeRows) -> None:
         self.encryption_paths: Any = rows
 
 
 class FakeDatapath(Datapath):
-    """All devices have their programs."""
+    """A datapath with programs on all devices."""
 
     def __init__(self) -> None: ...
 
@@ -195,7 +195,7 @@ class FakeDatapath(Datapath):
 
 
 class FakeSysctls(Sysctls):
-    """Writes nothing."""
+    """Sysctls that are not written."""
 
     def __init__(self) -> None: ...
 
@@ -203,11 +203,11 @@ class FakeSysctls(Sysctls):
 
 
 def needed(_: WireguardRotation) -> None:
-    """Ask for it."""
+    """Invoke the rotation, so that it is constructed."""
 
 
 class World:
-    """A node, and others of its cluster."""
+    """The node under test and the other nodes of its cluster."""
 
     def __init__(self, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.network, self.device, self.paths = Network(), FakeDevice(), FakeRows()
@@ -220,7 +220,7 @@ class World:
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[WireguardRotation]:
-        """One that knows all nodes."""
+        """Start an agent that knows all nodes."""
         cell = module(
             "wireguard",
             "the rotation of a node",
@@ -244,7 +244,7 @@ class World:
             yield rotation
 
     def reported(self) -> str:
-        """Its health."""
+        """The health of the rotation."""
         (part,) = self.health.snapshot("wireguard.rotation")
         return f"{part.level}: {part.error or part.message}"
 

@@ -21,7 +21,7 @@ from cells.config import AgentConfig, drift
 from cells.config import shared as service_settings
 from cells.config.shared import AnnouncementSettings
 from cells.datapath.settings import DatapathSettings, service_programs
-from cells.encryption.ipsec.key_in_force import IpsecKeys
+from cells.encryption.ipsec.active_key import IpsecKeys
 from cells.encryption.wireguard import encryption_features
 from cells.encryption.wireguard.settings import EncryptionSettings
 from cells.observe import metrics

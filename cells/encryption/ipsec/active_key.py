@@ -1,8 +1,9 @@
-"""IPsec's key in force: reads it from its file, tries it with the kernel, publishes it; and guarded networks.
+"""Read IPsec's key file, test the key with the kernel, and publish the active key.
 
-Controller: the key file in, the table ``ipsec-key`` out.
-Why:        the kernel blocks marked packets before a program marks packets: nothing leaves in clear text.
-Source:     Cilium 1.17, IPsec transparent encryption.
+Input:  the key file, as a Secret mounts it.
+Output: the table ``ipsec-key``; policies that block marked packets; pod networks known from settings.
+Why:    the kernel blocks marked packets before programs mark packets, so none leaves in clear text.
+Source: Cilium 1.17, IPsec transparent encryption.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from cells.encryption.ipsec.keys import (
     IpsecKey,
     IpsecSettings,
     KeyRing,
-    networks_of_pods,
+    cluster_pod_networks,
+    incompatible_settings,
+    key_file_error,
     read_keys,
-    refused_beside,
-    wrong_file,
 )
 from cells.encryption.ipsec.plan import (
     ENCRYPT,
@@ -58,46 +59,44 @@ from lifecycle import (
     UsageError,
 )
 
-__all__ = ["NUMBER", "GuardedNetwork", "IpsecKeys", "KeyInForce"]
+__all__ = ["NUMBER", "ActiveIpsecKey", "IpsecKeys", "PodNetworkRow"]
 
 OVERHEAD: Final = 77
-"""Bytes by which a packet grows with an integrity check value of 16 bytes, in tunnel mode over IPv6."""
-TRIAL: Final = {
+"""Bytes that ESP adds to a packet in tunnel mode over IPv6, with an ICV of 16 bytes."""
+PROBE_ADDRESSES: Final = {
     Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
     Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
 }
-"""Documentation addresses (RFC 5737, RFC 3849) for a state that tests the kernel's support."""
+"""Documentation addresses (RFC 5737, RFC 3849) of the state that tests the kernel's support."""
 NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
 NETWORK: Final = Codec[IPNetwork](
     lambda network: IpcacheKey.of(network).pack(), lambda data: IpcacheKey.unpack(data).network
 )
 
 
-class GuardedNetwork(msgspec.Struct, frozen=True):
+class PodNetworkRow(msgspec.Struct, frozen=True):
     """A row of the table ``pod-networks``: a network of pods."""
 
     network: IPNetwork
-    elsewhere: bool
-    """Whether it is of other nodes, including unknown ones; packets from this node's pods to it are
-    encrypted.
-    """
+    remote: bool
+    """Whether it belongs to other nodes, known or not; packets from this node's pods to it are encrypted."""
 
 
-class KeyInForce(msgspec.Struct, frozen=True):
-    """The row of the table ``ipsec-key``: the key for states."""
+class ActiveIpsecKey(msgspec.Struct, frozen=True):
+    """The row of the table ``ipsec-key``: the key with which states are created."""
 
     spi: int
     overhead: int
-    """Bytes by which a packet grows."""
+    """Bytes that encryption adds to a packet."""
 
 
 class IpsecKeys:
-    """Reads the key at the start, before any program marks packets, and at changes of the file.
+    """Loads the key at the start, before any program marks packets, and again when the file changes.
 
-    The hook raises UsageError for settings that IPsec excludes and for a file without a valid key, HiveError
-    for a kernel without ESP. Then it has the kernel block marked packets and programs block what would leave
-    in clear text, and publishes the key. A key that replaces another is published once it has states: see
-    :class:`IpsecCustodian`.
+    The hook raises UsageError for incompatible settings and for a file without a valid key, HiveError for a
+    kernel without ESP. It then adds the policies that block marked packets, writes the pod networks to which
+    programs drop packets in clear text, and publishes the key. A new key of a rotation is published once its
+    states exist: see :class:`IpsecReconciler`.
     """
 
     def __init__(
@@ -116,16 +115,16 @@ class IpsecKeys:
         log: Logger,
     ) -> None:
         self.enabled = settings.enable_ipsec
-        """Whether packets are encrypted."""
+        """Whether enable-ipsec is set."""
         self.ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
-        self.table: Table[int, KeyInForce] = Table("ipsec-key", key=lambda row: row.spi)
+        self.table: Table[int, ActiveIpsecKey] = Table("ipsec-key", key=lambda row: row.spi)
         self.published = published
-        self.networks: dict[IPNetwork, GuardedNetwork] = {}
-        """Networks of all pods, as far as settings contain them."""
-        self.guard: MapTarget[IPNetwork, GuardedNetwork, int] = MapTarget(
-            lambda: (maps.pod_networks,), NETWORK, NUMBER, lambda row: int(row.elsewhere)
+        self.networks: dict[IPNetwork, PodNetworkRow] = {}
+        """Pod networks of the whole cluster, as far as settings contain them."""
+        self.pod_network_target: MapTarget[IPNetwork, PodNetworkRow, int] = MapTarget(
+            lambda: (maps.pod_networks,), NETWORK, NUMBER, lambda row: int(row.remote)
         )
-        """The row for programs with all such networks."""
+        """Target for ``hive_pod_networks``, the map in which programs look up pod networks."""
         self._settings = settings
         self._path = Path(settings.ipsec_key_file)
         self._agent = agent
@@ -143,43 +142,45 @@ class IpsecKeys:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families of pods' addresses."""
+        """The enabled address families of pods."""
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         return tuple(family for family in Family if on[family])
 
     def publish(self) -> None:
-        """Publish the key in force to nodes and programs."""
+        """Publish the active key to other nodes and to programs."""
         for row in self.table.all():
             if self.published.number != row.spi:
                 self.published.publish(EncryptionKey(row.spi, overhead=row.overhead))
 
     async def _start(self) -> None:
         values = {one.option.name: one.value for one in self._view.loaded.settings}
-        if wrong := list(refused_beside(values, self._settings)):
+        if wrong := list(incompatible_settings(values, self._settings)):
             raise UsageError(f"enable-ipsec=true: {'; '.join(wrong)}")
         if not read_boot_id():
-            raise HiveError("enable-ipsec=true: the kernel shows no boot ID, from which nodes' keys follow")
+            raise HiveError(
+                "enable-ipsec=true: the kernel has no boot ID, from which the keys of nodes are derived"
+            )
         try:
             self.ring.load(self._read())
         except (ValueError, OSError) as error:
-            raise UsageError(f"{wrong_file(self._path, error)}; {EXPECTED}") from None
+            raise UsageError(f"{key_file_error(self._path, error)}; {EXPECTED}") from None
         if (key := self.ring.current) is None:
             raise UsageError(f"ipsec-key-file={self._path}: no key in it; {EXPECTED}")
-        await self._try_kernel(key)
+        await self._probe_kernel(key)
         results = await self._kernel.set_policies(blocks(self.families))
         if refused := [error for error in results if error is not None]:
-            raise HiveError(f"enable-ipsec=true: failed to block what is not encrypted: {refused[0]}")
-        found = (networks_of_pods(values, self._settings, family) for family in self.families)
-        self.networks = {each: GuardedNetwork(each, True) for family in found for each in family}
-        self.guard.write_now(self.networks)
-        self._note()
+            raise HiveError(f"enable-ipsec=true: failed to block unencrypted packets: {refused[0]}")
+        found = (cluster_pod_networks(values, self._settings, family) for family in self.families)
+        self.networks = {each: PodNetworkRow(each, True) for family in found for each in family}
+        self.pod_network_target.write_now(self.networks)
+        self._update_table()
         self.publish()
-        self._log.info("IPsec encrypts with a key", spi=key.spi)
+        self._log.info("IPsec key is active", spi=key.spi)
 
-    async def _try_kernel(self, key: IpsecKey) -> None:
-        """Add and remove a state with an output mark in each family. Raises HiveError."""
+    async def _probe_kernel(self, key: IpsecKey) -> None:
+        """Add and delete a state with an output mark for each family. Raises HiveError for a rejected one."""
         for family in self.families:
-            source, destination = TRIAL[family]
+            source, destination = PROBE_ADDRESSES[family]
             state = XfrmState(
                 source=source,
                 destination=destination,
@@ -202,26 +203,26 @@ class IpsecKeys:
     def _read(self) -> str:
         return self._path.read_text(encoding="utf-8")
 
-    def _note(self) -> None:
+    def _update_table(self) -> None:
         if (key := self.ring.current) is not None:
             with self.table.txn() as txn:
-                txn.replace_all([KeyInForce(key.spi, OVERHEAD + key.auth_size - 16)])
+                txn.replace_all([ActiveIpsecKey(key.spi, OVERHEAD + key.auth_size - 16)])
 
     async def _changes(self) -> AsyncIterator[None]:
         async for change in directory_changes([self._path.parent]):
             yield change
 
     async def _reload(self, _: None) -> None:
-        """Put a changed key of the file in force; without a valid one, the present key stays."""
+        """Activate the last key of the changed file; if the file is invalid, keep the active key."""
         try:
             text = await to_thread.run_sync(self._read)
             if read_keys(text)[-1:] != (self.ring.current,):
                 self.ring.load(text)
-                self._log.info("the keys of IPsec were replaced", spi=self.ring.spi)
+                self._log.info("IPsec key was replaced", spi=self.ring.spi)
         except (ValueError, OSError) as error:
-            why = wrong_file(self._path, error)
-            self._log.error(f"{why}; key {self.ring.spi} stays in force")
+            why = key_file_error(self._path, error)
+            self._log.error(f"{why}; key {self.ring.spi} stays active")
             self._health.degraded(why)
         else:
-            self._health.ok(f"key {self.ring.spi} is in force")
-        self._note()
+            self._health.ok(f"key {self.ring.spi} is active")
+        self._update_table()

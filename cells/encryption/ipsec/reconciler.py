@@ -1,15 +1,13 @@
-"""The custodian of IPsec's keys: keeps states and policies of present and replaced keys in the kernel.
+"""Reconcile the IPsec objects of this node: XFRM states and policies, routes, and the maps of programs.
 
-Controller: the tables ``nodes``, ``node-ids`` and ``ipsec-key`` in, ``ipsec`` out: states and policies.
-Reconciler: ``ipsec`` in, XFRM out; ``ipsec-routes`` in, routing table 200 and its rules out; the table
-            ``encryption-key`` in, ``cilium_encrypt_state`` out; ``pod-networks`` in, ``hive_pod_networks``
-            out.
-Why:        a key is replaced while packets encrypted with the previous one are in flight: its states and
-            policies stay for a while.
-Source:     Cilium 1.17, its IPsec key custodian.
+Input:  the tables ``nodes``, ``node-ids``, ``devices`` and ``ipsec-key``.
+Output: XFRM states and policies (table ``ipsec``); routing table 200 and its rules (``ipsec-routes``); the
+        SPI in ``cilium_encrypt_state``; the pod networks in ``hive_pod_networks``.
+Why:    packets encrypted with the previous key are in flight while a key is replaced, so its states and
+        policies are retained for a while.
+Source: Cilium 1.17, pkg/datapath/linux/ipsec.
 
-Without enable-ipsec, it removes the leftovers of an agent with it at the start: states, policies, rules,
-routes.
+Without enable-ipsec, a hook removes the states, policies, rules and routes of an earlier agent at the start.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from cells.cluster.encryption import EncryptionKey, PublishedKey
 from cells.cluster.node_ids import NodeAddressID
 from cells.cluster.nodes.node import ClusterNode
 from cells.datapath.settings import XfrmMarks
-from cells.encryption.ipsec.key_in_force import NUMBER, GuardedNetwork, IpsecKeys, KeyInForce
+from cells.encryption.ipsec.active_key import NUMBER, ActiveIpsecKey, IpsecKeys, PodNetworkRow
 from cells.encryption.ipsec.keys import (
     IpsecSettings,
 )
@@ -97,7 +95,7 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["IpsecCustodian", "cell"]
+__all__ = ["IpsecReconciler", "cell"]
 
 SWEEP: Final = minutes(1)
 INDEX: Final = Codec[int](
@@ -109,24 +107,25 @@ INDEX: Final = Codec[int](
 
 
 class KernelIpsec(XfrmKernel):
-    """This node's kernel: the real :class:`XfrmEdge`."""
+    """The XfrmEdge of this node's kernel."""
 
     async def rows(self) -> list[FwmarkRuleRow | TableRoute]:
-        """Routes of the table, and rules that send marked packets to it. Raises NetlinkError, OSError."""
+        """List the rules for marked packets and the routes of table 200. Raises NetlinkError, OSError."""
         return await to_thread.run_sync(read_table, RULES.values(), FAMILIES.values())
 
     async def set_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
-        """Replace routes and rules by difference. Returns what was refused."""
+        """Add or replace routes and rules. Return those that the kernel rejected."""
         return await to_thread.run_sync(set_rows, rows, TABLE)
 
     async def remove_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
-        """Remove routes and rules. Returns what was refused."""
+        """Remove routes and rules. Return those that the kernel rejected."""
         return await to_thread.run_sync(remove_rows, rows, TABLE)
 
     async def remove_routes(self) -> int:
-        """Remove rules for marked packets and their routing table. Returns the number of both.
+        """Remove the rules for marked packets and flush table 200. Return the number of rules and routes.
 
-        A table without such a rule belongs to another program. Raises NetlinkError, OSError.
+        Without such a rule, table 200 belongs to another program and is not flushed. Raises NetlinkError,
+        OSError.
         """
         return await to_thread.run_sync(_remove_routes)
 
@@ -137,7 +136,7 @@ def _remove_routes() -> int:
     return rules + clear_table(TABLE, families) if rules else 0
 
 
-# What there is to be in it.
+# Reconciliation.
 
 
 class IpsecSources:
@@ -152,14 +151,14 @@ class IpsecSources:
         router: Router,
     ) -> None:
         self.nodes = nodes
-        self.numbers = numbers
+        self.node_ids = numbers
         self.devices = devices
         self.mtu = mtu
         self.router = router
 
 
-class ShownXfrm(msgspec.Struct, frozen=True):
-    """A row of the table ``ipsec``: a state or a policy, without its key."""
+class XfrmRow(msgspec.Struct, frozen=True):
+    """A row of the table ``ipsec``: the text of a state or policy, without its key."""
 
     object: str
 
@@ -168,14 +167,14 @@ _REMOVED: Final = message_filter((of_types(*XFRM_REMOVALS),))
 
 
 @after(IpsecKeys)
-class IpsecCustodian:
-    """Keeps states, policies and routes of all nodes, and restores what others remove.
+class IpsecReconciler:
+    """Reconciles states, policies and routes for all nodes, also after another program removes them.
 
-    All remain at the stop.
+    All objects remain when the agent stops.
 
-    States of a new key are created first; once each was tried, the key is published and written where
-    programs read its number. Those of the previous key are removed after ipsec-key-rotation-duration. Without
-    enable-ipsec, its hook removes leftovers.
+    On a key rotation, states of the new key are added first. After an attempt to add each of them, the SPI is
+    published to other nodes and written to the map that programs read. States of the previous key are removed
+    after ipsec-key-rotation-duration.
     """
 
     def __init__(
@@ -196,7 +195,7 @@ class IpsecCustodian:
         self._log = log
         self._latest = IpsecPlan((), ())
         if not keys.enabled:
-            lifecycle.append(Hook("remove what is left of IPsec", self._remove))
+            lifecycle.append(Hook("remove leftovers of IPsec", self._remove_leftovers))
             return
         self._endpoint_routes = sources.router.endpoint_routes
         mode = IpsecMode(
@@ -204,12 +203,12 @@ class IpsecCustodian:
         )
         self._planner = IpsecPlanner(mode)
         self.objects: Derived[XfrmKey, XfrmObject] = Derived(
-            "ipsec-objects", self._plan, sources.nodes, sources.numbers, keys.table
+            "ipsec-objects", self._plan, sources.nodes, sources.node_ids, keys.table
         )
         routes: Derived[XfrmKey, FwmarkRuleRow | TableRoute] = Derived(
             "ipsec-routes", self._routes, sources.nodes, sources.devices
         )
-        target = XfrmTarget(kernel, keys.ring, self._planned)
+        target = XfrmTarget(kernel, keys.ring, self._current_plan)
         self._reconciler = Reconciler(self.objects, target, full_every=SWEEP, name="ipsec", put_early=True)
         route_reconciler = Reconciler(routes, IpsecRoutes(kernel), full_every=SWEEP, put_early=True)
         numbers = keys.published.table.rekey(lambda _: 0, name="ipsec-key-number")
@@ -217,32 +216,34 @@ class IpsecCustodian:
             lambda: (maps.encrypt_state,), INDEX, NUMBER, lambda row: row.number
         )
         number_reconciler = Reconciler(numbers, number, full_every=SWEEP)
-        networks: Derived[IPNetwork, GuardedNetwork] = Derived("pod-networks", self._networks, sources.nodes)
-        guard = Reconciler(networks, keys.guard, full_every=SWEEP, put_early=True)
-        tables.add(self.objects.map(lambda one: ShownXfrm(str(one)), name="ipsec"), routes, networks)
-        reconcilers = (self._reconciler, route_reconciler, number_reconciler, guard)
+        networks: Derived[IPNetwork, PodNetworkRow] = Derived("pod-networks", self._networks, sources.nodes)
+        network_reconciler = Reconciler(networks, keys.pod_network_target, full_every=SWEEP, put_early=True)
+        tables.add(self.objects.map(lambda one: XfrmRow(str(one)), name="ipsec"), routes, networks)
+        reconcilers = (self._reconciler, route_reconciler, number_reconciler, network_reconciler)
         tables.add(*(one.statuses for one in reconcilers))
         jobs.observe("reconcile states and policies", self._reconciler)
         jobs.observe("reconcile routes", route_reconciler)
         jobs.observe("write the number of the key", number_reconciler)
-        jobs.observe("write where pods are", guard)
-        jobs.observe("look for states of a new key", self._reconciler.statuses.changes, self._use)
-        jobs.observe("watch the key", keys.table.changes, self._use)
-        jobs.observe("wait for the end of replaced keys", keys.table.changes, self._retire)
-        jobs.observe("watch removals of states and policies", self._removals, self._look)
+        jobs.observe("write the networks of pods", network_reconciler)
+        jobs.observe(
+            "publish a key with states", self._reconciler.statuses.changes, self._publish_when_written
+        )
+        jobs.observe("watch the key", keys.table.changes, self._publish_when_written)
+        jobs.observe("expire replaced keys", keys.table.changes, self._expire_keys)
+        jobs.observe("watch removals of states and policies", self._external_removals, self._trigger)
 
     def _plan(
-        self, nodes: list[ClusterNode], numbers: list[NodeAddressID], keys: list[KeyInForce]
+        self, nodes: list[ClusterNode], numbers: list[NodeAddressID], keys: list[ActiveIpsecKey]
     ) -> dict[XfrmKey, XfrmObject]:
-        del keys  # the ring has the key itself
+        del keys  # the table has no key material; the ring has the key
         local = next((node for node in nodes if node.local), None)
         by_name = {row.node: row.id for row in numbers}
         self._latest = self._planner.plan(local, nodes, by_name, self.keys.ring.current)
         return {one.key: one for one in self._latest.objects}
 
-    def _planned(self) -> IpsecPlan:
-        """The plan from the present rows of its sources."""
-        self.objects.revision  # noqa: B018  # has it made anew if they have changed
+    def _current_plan(self) -> IpsecPlan:
+        """Return the plan of the current rows of its source tables."""
+        self.objects.revision  # noqa: B018  # reading it recomputes the plan if a source has changed
         return self._latest
 
     def _routes(
@@ -251,19 +252,19 @@ class IpsecCustodian:
         families, mtu = self.keys.families, self._sources.mtu
         return wanted_routes(nodes, devices, families, mtu, endpoint_routes=self._endpoint_routes)
 
-    def _networks(self, nodes: list[ClusterNode]) -> dict[IPNetwork, GuardedNetwork]:
-        known = {each: GuardedNetwork(each, not node.local) for node in nodes for each in node.all_cidrs()}
+    def _networks(self, nodes: list[ClusterNode]) -> dict[IPNetwork, PodNetworkRow]:
+        known = {each: PodNetworkRow(each, not node.local) for node in nodes for each in node.all_cidrs()}
         return self.keys.networks | known
 
-    async def _removals(self) -> AsyncIterator[None]:
+    async def _external_removals(self) -> AsyncIterator[None]:
         async for hint in notifications(XFRM_CHANGES, _REMOVED, protocol=NETLINK_XFRM):
             yield hint
 
-    async def _look(self, _: None) -> None:
+    async def _trigger(self, _: None) -> None:
         self._reconciler.trigger()
 
-    async def _use(self, _: object) -> None:
-        """Publish the key in force after all its states were tried."""
+    async def _publish_when_written(self, _: object) -> None:
+        """Publish the active key once no state or policy is pending."""
         if self.keys.published.number == self.keys.ring.spi:
             return
         statuses = self._reconciler.statuses
@@ -271,32 +272,34 @@ class IpsecCustodian:
         if not any(status is None or status.state == "pending" for status in waits):
             self.keys.publish()
 
-    async def _retire(self, _: object) -> None:
-        """Remove states and policies of replaced keys when they expire."""
-        while (left := self.keys.ring.next_end()) is not None:
+    async def _expire_keys(self, _: object) -> None:
+        """Trigger the reconciler whenever the retention of a replaced key ends."""
+        while (left := self.keys.ring.next_expiry()) is not None:
             await anyio.sleep(left)
             self._reconciler.trigger()
 
-    async def _remove(self) -> None:
-        """Remove leftovers of an agent with IPsec; what cannot be removed is logged, as nothing uses it."""
+    async def _remove_leftovers(self) -> None:
+        """Remove the objects of an earlier agent. Failures are logged, as no packet uses these objects."""
         target = XfrmTarget(self.kernel, self.keys.ring, lambda: IpsecPlan((), ()))
         try:
-            if there := await target.observe():
-                await target.drop(list(there))
+            if leftovers := await target.observe():
+                await target.drop(list(leftovers))
             routes = await self.kernel.remove_routes()
         except (OSError, BatchError) as error:
-            if not isinstance(error, OSError) or error.errno not in _NO_XFRM:
-                self._log.warning("failed to remove what is left of IPsec", error=str(error))
+            if not isinstance(error, OSError) or error.errno not in _XFRM_UNSUPPORTED:
+                self._log.warning("failed to remove leftovers of IPsec", error=str(error))
             return
-        if there or routes:
-            self._log.info("removed what was left of IPsec", states_and_policies=len(there), routes=routes)
+        if leftovers or routes:
+            self._log.info(
+                "removed what was left of IPsec", states_and_policies=len(leftovers), routes=routes
+            )
 
 
-_NO_XFRM: Final = frozenset((errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT))
-"""Errors of a kernel without XFRM, which has nothing to remove."""
+_XFRM_UNSUPPORTED: Final = frozenset((errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT))
+"""Errors of a kernel without XFRM, which has no objects to remove."""
 
 
-# What it shows.
+# Metrics and status.
 #
 # Source: Cilium 1.17, cilium_ipsec_*; Linux, Documentation/networking/xfrm/xfrm_proc.rst.
 
@@ -333,42 +336,42 @@ ERRORS: Final = {
 }
 
 
-def families_of(
+def ipsec_families(
     states: Collection[XfrmState], policies: Collection[XfrmPolicy], statistics: str
 ) -> Iterator[MetricFamily]:
-    """Metrics of states and policies in the kernel; ``statistics``: the text of /proc/net/xfrm_stat."""
+    """Yield the metrics of states, policies and errors; ``statistics`` is the text of /proc/net/xfrm_stat."""
     counts = dict(line.split() for line in statistics.splitlines())
     errors: dict[tuple[str, ...], float] = {
         labels: float(counts[name]) for name, labels in ERRORS.items() if name in counts
     }
-    ways: dict[tuple[str, ...], float] = {("in",): 0, ("out",): 0}
+    by_direction: dict[tuple[str, ...], float] = {("in",): 0, ("out",): 0}
     for state in states:
-        ways[("in" if state.mark.value & KIND == DECRYPT else "out",)] += 1
+        by_direction[("in" if state.mark.value & KIND == DECRYPT else "out",)] += 1
     directions: dict[tuple[str, ...], float] = {(one.name.lower(),): 0 for one in Direction}
     for policy in policies:
         directions[(policy.direction.name.lower(),)] += 1
     keys = {(one.aead, one.auth, one.crypt) for one in states}
     yield gauge("cilium_ipsec_xfrm_error", "Total number of xfrm errors", errors, "type error")
     yield gauge("cilium_ipsec_keys", "Number of IPsec keys in use", len(keys))
-    yield gauge("cilium_ipsec_xfrm_states", "Number of XFRM states", ways, "direction")
+    yield gauge("cilium_ipsec_xfrm_states", "Number of XFRM states", by_direction, "direction")
     yield gauge("cilium_ipsec_xfrm_policies", "Number of XFRM policies", directions, "direction")
 
 
-def ipsec_metrics(custodian: IpsecCustodian) -> Member[Collector]:
-    """States, policies and errors of the kernel, as metrics."""
+def ipsec_metrics(reconciler: IpsecReconciler) -> Member[Collector]:
+    """Collect XFRM states, policies and errors of the kernel."""
 
     async def collect() -> Iterable[MetricFamily]:
-        if not custodian.keys.enabled:
+        if not reconciler.keys.enabled:
             return ()
-        states, policies = await custodian.kernel.states(), await custodian.kernel.policies()
+        states, policies = await reconciler.kernel.states(), await reconciler.kernel.policies()
         statistics = await to_thread.run_sync(STATISTICS.read_text, "ascii")
-        return list(families_of(states, policies, statistics))
+        return list(ipsec_families(states, policies, statistics))
 
     return Collector("ipsec", collect)
 
 
 def ipsec_status(keys: IpsecKeys) -> Member[StatusSection]:
-    """That IPsec is enabled; clients read more from the kernel, as with Cilium."""
+    """Report the mode IPsec in the agent's status; clients read details from the kernel, as with Cilium."""
 
     def fill(facts: StatusFacts) -> None:
         if keys.enabled:
@@ -378,21 +381,18 @@ def ipsec_status(keys: IpsecKeys) -> Member[StatusSection]:
 
 
 def kernel() -> XfrmEdge:
-    """This node's kernel."""
     return KernelIpsec()
 
 
 @after(IpsecKeys)
 def xfrm_marks(settings: IpsecSettings) -> XfrmMarks:
-    """Whether the datapath's programs mark packets: not before the kernel blocks marked packets without a
-    state.
-    """
+    """Return whether programs mark packets, once the kernel blocks marked packets that have no state."""
     return XfrmMarks(settings.enable_ipsec)
 
 
-@after(IpsecCustodian)
+@after(IpsecReconciler)
 def keep() -> None:
-    """Start the custodian although no other cell depends on it."""
+    """Construct the reconciler although no other cell depends on it."""
 
 
 cell = group(
@@ -405,7 +405,7 @@ cell = group(
     module(
         "ipsec",
         "Encryption between nodes, by IPsec",
-        provide(IpsecCustodian, ipsec_metrics),
+        provide(IpsecReconciler, ipsec_metrics),
         provide_private(IpsecSources),
         invoke(keep),
     ),
