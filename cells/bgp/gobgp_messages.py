@@ -1,6 +1,6 @@
-"""Messages of gobgpd's API, as far as they are used.
+"""Messages of gobgpd's API, with the fields that are used.
 
-Why:    both ends are on one machine, and gobgpd 3.10 to 3.29 differ only by fields that are not used here.
+Why:    a stable subset: gobgpd 3.10 to 3.29 differ only in fields that are not used here.
 Source: gobgp 3.10, api/gobgp.proto, api/attribute.proto (Apache-2.0).
 """
 
@@ -13,13 +13,13 @@ from typing import Annotated, ClassVar
 from cells.hubble.codec import Wire, WireMessage
 
 UNICAST = 1
-"""The SAFI of what is announced."""
+"""The SAFI of announced routes."""
 GLOBAL_RIB = "global"
-"""What assignments that hold for every peer are named."""
+"""Name of the policy assignments for all peers."""
 
 
 class TableType(IntEnum):
-    """Of routes: the RIB, or what a peer has sent and is sent."""
+    """A RIB: Loc-RIB, Adj-RIB-In or Adj-RIB-Out."""
 
     GLOBAL = 0
     ADJ_IN = 2
@@ -27,7 +27,7 @@ class TableType(IntEnum):
 
 
 class DefinedType(IntEnum):
-    """Of sets that statements match."""
+    """Type of a defined set."""
 
     PREFIX = 0
     NEIGHBOR = 1
@@ -35,7 +35,7 @@ class DefinedType(IntEnum):
 
 
 class RouteAction(IntEnum):
-    """What a statement or an assignment does with a route."""
+    """Action of a statement, or default action of an assignment."""
 
     NONE = 0
     ACCEPT = 1
@@ -43,7 +43,7 @@ class RouteAction(IntEnum):
 
 
 class AssignmentDirection(IntEnum):
-    """Of an assignment."""
+    """Direction of a policy assignment."""
 
     UNKNOWN = 0
     IMPORT = 1
@@ -51,14 +51,14 @@ class AssignmentDirection(IntEnum):
 
 
 class RouteType(IntEnum):
-    """Where a route comes from."""
+    """Origin of a route, as a condition."""
 
     NONE = 0
     LOCAL = 3
 
 
 class SoftResetDirection(IntEnum):
-    """Of a reset."""
+    """Direction of a soft reset."""
 
     IN = 0
     OUT = 1
@@ -66,7 +66,7 @@ class SoftResetDirection(IntEnum):
 
 
 class SessionState(IntEnum):
-    """Of a peer (RFC 4271, 8.2.2)."""
+    """State of a session (RFC 4271, section 8.2.2)."""
 
     UNKNOWN = 0
     IDLE = 1
@@ -78,13 +78,13 @@ class SessionState(IntEnum):
 
 
 class Nothing(WireMessage):
-    """No fields."""
+    """An empty message."""
 
     protobuf: ClassVar[str] = "google.protobuf.Empty"
 
 
 class Packed(WireMessage):
-    """A message of a type that it names."""
+    """A google.protobuf.Any: an encoded message with its type."""
 
     protobuf: ClassVar[str] = "google.protobuf.Any"
     type_url: Annotated[str, Wire(1)] = ""
@@ -103,25 +103,25 @@ class AddressFamily(WireMessage):
 
 
 class RouteSelection(WireMessage):
-    """Which routes are announced."""
+    """Options of route selection."""
 
     protobuf: ClassVar[str] = "apipb.RouteSelectionOptionsConfig"
     advertise_inactive_routes: Annotated[bool, Wire(4)] = False
 
 
 class Global(WireMessage):
-    """The speaker; AS 0 before StartBgp."""
+    """Global configuration; ASN 0 before StartBgp."""
 
     protobuf: ClassVar[str] = "apipb.Global"
     asn: Annotated[int, Wire(1, "uint32")] = 0
     router_id: Annotated[str, Wire(2)] = ""
     listen_port: Annotated[int, Wire(3, "int32")] = 0
-    """-1: it does not listen."""
+    """-1: gobgpd does not listen."""
     route_selection_options: Annotated[RouteSelection | None, Wire(7)] = None
 
 
 class StartBgp(WireMessage):
-    """Request of StartBgp, and answer of GetBgp."""
+    """Request of StartBgp, response of GetBgp."""
 
     protobuf: ClassVar[str] = "apipb.StartBgpRequest"
     all: Annotated[Global | None, Wire(1)] = None
@@ -131,7 +131,7 @@ class StartBgp(WireMessage):
 
 
 class PeerConf(WireMessage):
-    """Who the peer is."""
+    """Identity of a peer."""
 
     protobuf: ClassVar[str] = "apipb.PeerConf"
     auth_password: Annotated[str, Wire(1)] = ""
@@ -152,7 +152,7 @@ class PeerConf(WireMessage):
 
 
 class EbgpMultihop(WireMessage):
-    """How far an eBGP peer may be."""
+    """Multihop of an eBGP peer."""
 
     protobuf: ClassVar[str] = "apipb.EbgpMultihop"
     enabled: Annotated[bool, Wire(1)] = False
@@ -160,7 +160,7 @@ class EbgpMultihop(WireMessage):
 
 
 class ApiPeerState(WireMessage):
-    """What the session is like."""
+    """State of a session."""
 
     protobuf: ClassVar[str] = "apipb.PeerState"
     neighbor_address: Annotated[str, Wire(5)] = ""
@@ -168,14 +168,14 @@ class ApiPeerState(WireMessage):
     admin_state: Annotated[int, Wire(15, "int32")] = 0
     """0: up."""
     flops: Annotated[int, Wire(17, "uint32")] = 0
-    """How often an established session ended."""
+    """Number of times an established session ended."""
     remote_cap: Annotated[Sequence[Packed], Wire(18)] = ()
     local_cap: Annotated[Sequence[Packed], Wire(19)] = ()
     router_id: Annotated[str, Wire(20)] = ""
 
 
 class TimersConfig(WireMessage):
-    """Seconds."""
+    """Configured timers in seconds."""
 
     protobuf: ClassVar[str] = "apipb.TimersConfig"
     connect_retry: Annotated[int, Wire(1, "uint64")] = 0
@@ -186,7 +186,7 @@ class TimersConfig(WireMessage):
 
 
 class TimersState(WireMessage):
-    """Seconds, and nanoseconds since 1970 as of when the session is up."""
+    """Negotiated timers in seconds; uptime: nanoseconds since 1970 when the session was established."""
 
     protobuf: ClassVar[str] = "apipb.TimersState"
     keepalive_interval: Annotated[int, Wire(3, "uint64")] = 0
@@ -195,7 +195,7 @@ class TimersState(WireMessage):
 
 
 class Timers(WireMessage):
-    """As configured, and as negotiated."""
+    """Configured and negotiated timers."""
 
     protobuf: ClassVar[str] = "apipb.Timers"
     config: Annotated[TimersConfig | None, Wire(1)] = None
@@ -203,11 +203,11 @@ class Timers(WireMessage):
 
 
 class ApiTransport(WireMessage):
-    """Both ends of the connection."""
+    """Addresses and ports of the connection."""
 
     protobuf: ClassVar[str] = "apipb.Transport"
     local_address: Annotated[str, Wire(1)] = ""
-    """While established, the actual one in what is listed."""
+    """In the list of peers, the actual address of an established session."""
     local_port: Annotated[int, Wire(2, "uint32")] = 0
     mtu_discovery: Annotated[bool, Wire(3)] = False
     passive_mode: Annotated[bool, Wire(4)] = False
@@ -218,7 +218,7 @@ class ApiTransport(WireMessage):
 
 
 class GracefulRestart(WireMessage):
-    """What is offered to the peer (RFC 4724, RFC 8538)."""
+    """Graceful restart as announced to the peer (RFC 4724, RFC 8538)."""
 
     protobuf: ClassVar[str] = "apipb.GracefulRestart"
     enabled: Annotated[bool, Wire(1)] = False
@@ -242,14 +242,14 @@ class Enabled(WireMessage):
 
 
 class FamilyRestart(WireMessage):
-    """Whether routes of a family survive a restart."""
+    """Graceful restart of a family."""
 
     protobuf: ClassVar[str] = "apipb.MpGracefulRestart"
     config: Annotated[Enabled | None, Wire(1)] = None
 
 
 class FamilyConfig(WireMessage):
-    """A family of a peer."""
+    """Configuration of a family."""
 
     protobuf: ClassVar[str] = "apipb.AfiSafiConfig"
     family: Annotated[AddressFamily | None, Wire(1)] = None
@@ -257,7 +257,7 @@ class FamilyConfig(WireMessage):
 
 
 class FamilyState(WireMessage):
-    """How many routes of a family there are."""
+    """Route counts of a family."""
 
     protobuf: ClassVar[str] = "apipb.AfiSafiState"
     family: Annotated[AddressFamily | None, Wire(1)] = None
@@ -268,7 +268,7 @@ class FamilyState(WireMessage):
 
 
 class PeerFamily(WireMessage):
-    """One of the families of a peer."""
+    """A family of a peer."""
 
     protobuf: ClassVar[str] = "apipb.AfiSafi"
     mp_graceful_restart: Annotated[FamilyRestart | None, Wire(1)] = None
@@ -277,7 +277,7 @@ class PeerFamily(WireMessage):
 
 
 class ApiPeer(WireMessage):
-    """A peer as it is configured and observed."""
+    """Configuration and state of a peer."""
 
     protobuf: ClassVar[str] = "apipb.Peer"
     conf: Annotated[PeerConf | None, Wire(2)] = None
@@ -290,7 +290,7 @@ class ApiPeer(WireMessage):
 
 
 class PeerMessage(WireMessage):
-    """Request of AddPeer and UpdatePeer, and each answer of ListPeer."""
+    """Request of AddPeer and UpdatePeer, response of ListPeer."""
 
     protobuf: ClassVar[str] = "apipb.AddPeerRequest"
     peer: Annotated[ApiPeer | None, Wire(1)] = None
@@ -322,25 +322,25 @@ class ResetPeer(WireMessage):
 
 
 ADJ_IN = 1
-"""What is watched for routes that peers send."""
+"""Filter type of routes received from peers."""
 
 
 class WatchFilter(WireMessage):
-    """Which routes."""
+    """Filter of watched routes."""
 
     protobuf: ClassVar[str] = "apipb.WatchEventRequest.Table.Filter"
     type: Annotated[int, Wire(1, "int32")] = 0
 
 
 class WatchTable(WireMessage):
-    """Routes that change."""
+    """Watch routes."""
 
     protobuf: ClassVar[str] = "apipb.WatchEventRequest.Table"
     filters: Annotated[Sequence[WatchFilter], Wire(1)] = ()
 
 
 class WatchEventRequest(WireMessage):
-    """Request of WatchEvent: the states of peers, or routes."""
+    """Request of WatchEvent: watch states of peers, or routes."""
 
     protobuf: ClassVar[str] = "apipb.WatchEventRequest"
     peer: Annotated[Nothing | None, Wire(1)] = None
@@ -348,7 +348,7 @@ class WatchEventRequest(WireMessage):
 
 
 class UnknownCapability(WireMessage):
-    """A capability that gobgpd has no name for."""
+    """A capability without a message type in gobgpd."""
 
     protobuf: ClassVar[str] = "apipb.UnknownCapability"
     code: Annotated[int, Wire(1, "uint32")] = 0
@@ -358,7 +358,7 @@ class UnknownCapability(WireMessage):
 
 
 class ApiPath(WireMessage):
-    """A route, or its withdrawal."""
+    """An announcement or withdrawal of a route."""
 
     protobuf: ClassVar[str] = "apipb.Path"
     nlri: Annotated[Packed | None, Wire(1)] = None
@@ -374,7 +374,7 @@ class ApiPath(WireMessage):
 
 
 class Destination(WireMessage):
-    """All routes to a prefix."""
+    """All paths to a prefix."""
 
     protobuf: ClassVar[str] = "apipb.Destination"
     prefix: Annotated[str, Wire(1)] = ""
@@ -382,7 +382,7 @@ class Destination(WireMessage):
 
 
 class ListPath(WireMessage):
-    """Request of ListPath; `only_binary`: NLRI and attributes as on the wire (RFC 4271), and nothing else."""
+    """Request of ListPath; ``only_binary``: NLRI and attributes in wire format only (RFC 4271)."""
 
     protobuf: ClassVar[str] = "apipb.ListPathRequest"
     table_type: Annotated[int, Wire(1, "int32")] = 0
@@ -392,14 +392,14 @@ class ListPath(WireMessage):
 
 
 class ListedPath(WireMessage):
-    """Each answer of ListPath."""
+    """Response of ListPath."""
 
     protobuf: ClassVar[str] = "apipb.ListPathResponse"
     destination: Annotated[Destination | None, Wire(1)] = None
 
 
 class AddPathStream(WireMessage):
-    """Each request of AddPathStream."""
+    """Request of AddPathStream."""
 
     protobuf: ClassVar[str] = "apipb.AddPathStreamRequest"
     table_type: Annotated[int, Wire(1, "int32")] = 0
@@ -422,21 +422,21 @@ class OriginAttribute(WireMessage):
 
 
 class NextHopAttribute(WireMessage):
-    """Of IPv4 (RFC 4271, 5.1.3); 0.0.0.0: the address of each session."""
+    """NEXT_HOP of IPv4 (RFC 4271, section 5.1.3); 0.0.0.0: the local address of each session."""
 
     protobuf: ClassVar[str] = "apipb.NextHopAttribute"
     next_hop: Annotated[str, Wire(1)] = ""
 
 
 class CommunitiesAttribute(WireMessage):
-    """RFC 1997."""
+    """COMMUNITIES (RFC 1997)."""
 
     protobuf: ClassVar[str] = "apipb.CommunitiesAttribute"
     communities: Annotated[Sequence[int], Wire(1, "uint32")] = ()
 
 
 class MpReachAttribute(WireMessage):
-    """Routes and next hops of another family (RFC 4760, 3); ``::``: the address of each session."""
+    """MP_REACH_NLRI (RFC 4760, section 3); next hop ``::``: the local address of each session."""
 
     protobuf: ClassVar[str] = "apipb.MpReachNLRIAttribute"
     family: Annotated[AddressFamily | None, Wire(1)] = None
@@ -448,7 +448,7 @@ class MpReachAttribute(WireMessage):
 
 
 class PrefixRange(WireMessage):
-    """Prefixes in one, of these lengths."""
+    """Prefixes within a network, with a range of prefix lengths."""
 
     protobuf: ClassVar[str] = "apipb.Prefix"
     ip_prefix: Annotated[str, Wire(1)] = ""
@@ -457,7 +457,7 @@ class PrefixRange(WireMessage):
 
 
 class DefinedSet(WireMessage):
-    """What conditions match."""
+    """A set to which conditions refer."""
 
     protobuf: ClassVar[str] = "apipb.DefinedSet"
     defined_type: Annotated[int, Wire(1, "int32")] = 0
@@ -467,7 +467,7 @@ class DefinedSet(WireMessage):
 
 
 class DefinedSetMessage(WireMessage):
-    """Request of AddDefinedSet and DeleteDefinedSet, and each answer of ListDefinedSet."""
+    """Request of AddDefinedSet and DeleteDefinedSet, response of ListDefinedSet."""
 
     protobuf: ClassVar[str] = "apipb.DeleteDefinedSetRequest"
     defined_set: Annotated[DefinedSet | None, Wire(1)] = None
@@ -482,7 +482,7 @@ class ListDefinedSet(WireMessage):
 
 
 class MatchSet(WireMessage):
-    """A set, of which any is to match."""
+    """A condition that any member of a set matches."""
 
     protobuf: ClassVar[str] = "apipb.MatchSet"
     type: Annotated[int, Wire(1, "int32")] = 0
@@ -490,7 +490,7 @@ class MatchSet(WireMessage):
 
 
 class Conditions(WireMessage):
-    """All are to match."""
+    """Conditions that must all match."""
 
     protobuf: ClassVar[str] = "apipb.Conditions"
     prefix_set: Annotated[MatchSet | None, Wire(1)] = None
@@ -500,11 +500,11 @@ class Conditions(WireMessage):
 
 
 REMOVE = 1
-"""The type of an action that removes communities, which are regular expressions there."""
+"""Action type that removes communities, given as regular expressions."""
 
 
 class CommunityAction(WireMessage):
-    """Communities, which are added (type 0) or removed."""
+    """Communities to add (type 0) or remove."""
 
     protobuf: ClassVar[str] = "apipb.CommunityAction"
     type: Annotated[int, Wire(1, "int32")] = 0
@@ -512,14 +512,14 @@ class CommunityAction(WireMessage):
 
 
 class LocalPreference(WireMessage):
-    """Of routes to peers of the same AS."""
+    """LOCAL_PREF for iBGP peers."""
 
     protobuf: ClassVar[str] = "apipb.LocalPrefAction"
     value: Annotated[int, Wire(1, "uint32")] = 0
 
 
 class Actions(WireMessage):
-    """What a statement does with routes that match."""
+    """Actions for matching routes."""
 
     protobuf: ClassVar[str] = "apipb.Actions"
     route_action: Annotated[int, Wire(1, "int32")] = 0
@@ -538,7 +538,7 @@ class Statement(WireMessage):
 
 
 class ApiPolicy(WireMessage):
-    """Statements, of which the first that accepts or rejects decides."""
+    """A policy: the first statement that accepts or rejects a route decides."""
 
     protobuf: ClassVar[str] = "apipb.Policy"
     name: Annotated[str, Wire(1)] = ""
@@ -546,14 +546,14 @@ class ApiPolicy(WireMessage):
 
 
 class PolicyMessage(WireMessage):
-    """Request of AddPolicy, and each answer of ListPolicy."""
+    """Request of AddPolicy, response of ListPolicy."""
 
     protobuf: ClassVar[str] = "apipb.AddPolicyRequest"
     policy: Annotated[ApiPolicy | None, Wire(1)] = None
 
 
 class DeletePolicy(WireMessage):
-    """Request of DeletePolicy: with its statements."""
+    """Request of DeletePolicy, which deletes the statements, too."""
 
     protobuf: ClassVar[str] = "apipb.DeletePolicyRequest"
     policy: Annotated[ApiPolicy | None, Wire(1)] = None
@@ -561,7 +561,7 @@ class DeletePolicy(WireMessage):
 
 
 class PolicyAssignment(WireMessage):
-    """The policies of a direction, and what becomes of routes that none decides about."""
+    """The policies of a direction, and its default action."""
 
     protobuf: ClassVar[str] = "apipb.PolicyAssignment"
     name: Annotated[str, Wire(1)] = ""
@@ -571,7 +571,7 @@ class PolicyAssignment(WireMessage):
 
 
 class AssignmentMessage(WireMessage):
-    """Request of SetPolicyAssignment, and each answer of ListPolicyAssignment."""
+    """Request of SetPolicyAssignment, response of ListPolicyAssignment."""
 
     protobuf: ClassVar[str] = "apipb.SetPolicyAssignmentRequest"
     assignment: Annotated[PolicyAssignment | None, Wire(1)] = None

@@ -140,7 +140,7 @@ class Speakers:
         await self._wait_ready(name)
 
     async def end(self, name: SpeakerName, *, abruptly: bool = False) -> None:
-        """Stop a speaker with SIGTERM, at which it sends Cease, or SIGKILL if ``abruptly``. Raises OSError."""
+        """Stop a speaker by SIGTERM, at which it sends Cease; ``abruptly``: by SIGKILL. Raises OSError."""
         if self._external and not name.peer:
             self._path(name, ".json").unlink(missing_ok=True)
             return

@@ -1,7 +1,7 @@
 """Plan the XFRM states, policies and routes between this node and all others, and write them to the kernel.
 
 Input:  nodes, their node IDs, and the active key.
-Output: an IpsecPlan for XfrmTarget, and rules and routes for IpsecRoutes.
+Output: the plan for XfrmTarget; rules and routes for IpsecRoutes.
 Why:    a packet's mark has the ID of the remote node. The kernel encrypts by the policy and state with this
         mark, decrypts by the state with the mark of the sender, and blocks marked packets without a policy.
 Source: Cilium 1.17, pkg/datapath/linux (ipsec.go, node.go) and its marks; RFC 4301.
@@ -91,8 +91,8 @@ class IpsecPlan(msgspec.Struct, frozen=True):
     policies: tuple[XfrmPolicy, ...]
     nodes: frozenset[int] = frozenset()
     """IDs of all remote nodes."""
-    without_boot_id: frozenset[int] = frozenset()
-    """IDs of nodes for which no key can be derived at present; their states and policies are retained."""
+    retained: frozenset[int] = frozenset()
+    """IDs of nodes without a known boot ID, for which no key can be derived; their objects stay."""
 
     @property
     def objects(self) -> Iterator[XfrmState | XfrmPolicy]:
@@ -143,16 +143,14 @@ class IpsecPlanner:
         node_ids: Mapping[str, int],
         key: IpsecKey | None,
     ) -> IpsecPlan:
-        """Plan states and policies between ``local`` and each other node.
-
-        ``node_ids``: node IDs by ``cluster/name``.
+        """Plan states and policies between ``local`` and each other node; ``node_ids`` by ``cluster/name``.
 
         A node without an ID or address gets none, so packets marked for it are blocked. While this node or
-        the key is unknown, only the blocking policies are planned, and existing objects are retained.
+        the key is unknown, only the blocking policies are planned; existing objects are retained.
         """
         policies = {one.key: one for one in blocks(self._mode.families)}
         states: dict[object, XfrmState] = {}
-        known, without_boot_id = set(), set()
+        known, retained = set(), set()
         before, self._cache = self._cache, {}
         for node in sorted(others, key=lambda one: one.full_name):
             node_id = node_ids.get(node.full_name, 0)
@@ -160,7 +158,7 @@ class IpsecPlanner:
                 continue
             known.add(node_id)
             if local is None or key is None or not node.boot_id or not local.boot_id:
-                without_boot_id.add(node_id)
+                retained.add(node_id)
                 continue
             inputs = (local.addresses, local.boot_id, node, node_id, key)
             cached = before.get(node.full_name)
@@ -173,9 +171,8 @@ class IpsecPlanner:
                     policies[one.key] = one
                 else:
                     states.setdefault(one.key, one)
-        return IpsecPlan(
-            tuple(states.values()), tuple(policies.values()), frozenset(known), frozenset(without_boot_id)
-        )
+        found = tuple(states.values()), tuple(policies.values())
+        return IpsecPlan(*found, frozenset(known), frozenset(retained))
 
 
 class _NodePair:
@@ -338,18 +335,14 @@ class XfrmTarget:
         self._actual = {one.key: one for one in found if is_ours(one)}
         planned = self._planned()
         keys = {one.key for one in planned.objects}
-        return {
-            key: one
-            for key, one in self._actual.items()
-            if key in keys or not self._is_retained(one, planned)
-        }
+        return {key: one for key, one in self._actual.items() if key in keys or not self._stays(one, planned)}
 
-    def _is_retained(self, one: XfrmObject, planned: IpsecPlan) -> bool:
+    def _stays(self, one: XfrmObject, planned: IpsecPlan) -> bool:
         """Return whether an unplanned object is retained: of a replaced key, or a node without boot ID."""
         if one.mark is None:
             return bool(planned.policies)
         node, spi = node_of(one.mark), one.spi if isinstance(one, XfrmState) else spi_of(one)
-        return node in planned.without_boot_id or (node in planned.nodes and self._ring.retains(spi))
+        return node in planned.retained or (node in planned.nodes and self._ring.retains(spi))
 
     def matches(self, row: XfrmObject, observed: XfrmObject) -> bool:
         """Return whether the object exists with the desired keys and marks."""
@@ -368,7 +361,7 @@ class XfrmTarget:
         for one in batch.values():
             if not isinstance(one, XfrmPolicy):
                 continue
-            if one.block or one.mark is None or _state_id_of_template(one) in present:
+            if one.block or one.mark is None or _template_id(one) in present:
                 policies.append(one)
             else:
                 failures[one.key] = HiveError(f"{one} waits for its state")
@@ -401,7 +394,7 @@ class XfrmTarget:
         found = [
             one
             for key in batch
-            if (one := self._actual.get(key)) is not None and not self._is_retained(one, planned)
+            if (one := self._actual.get(key)) is not None and not self._stays(one, planned)
         ]
         policies = [one for one in found if isinstance(one, XfrmPolicy)]
         states = [one for one in found if isinstance(one, XfrmState)]
@@ -418,7 +411,7 @@ def _state_id(state: XfrmState) -> tuple[object, ...]:
     return state.source, state.destination, state.spi, state.mark
 
 
-def _state_id_of_template(policy: XfrmPolicy) -> tuple[object, ...]:
+def _template_id(policy: XfrmPolicy) -> tuple[object, ...]:
     template = policy.templates[0]
     return template.source, template.destination, template.spi, policy.mark
 
@@ -465,7 +458,6 @@ def wanted_routes(
 
 
 def _link_with(node: ClusterNode, family: Family, devices: Iterable[Device]) -> Device | None:
-    """Return the link that has the node's address."""
     own = node.node_ip(family)
     return next((one for one in devices if any(each.ip == own for each in one.addresses)), None)
 

@@ -151,7 +151,7 @@ class Nodes:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """Run both nodes for the duration of the block, then collect their counts and the captured packets."""
+        """Run both nodes for the duration of the block, then collect their counts and packets."""
         with ExitStack() as stack:
             capture: Child[list[bytes]] = self.spaces[1].start(captured)
             stack.callback(capture.kill)
