@@ -1,10 +1,12 @@
 """The REST API on ``cilium.sock``, compatible with Cilium 1.17's clients.
 
-Edge: HTTP requests become calls of other cells, and rows of tables become responses.
-Why:  an unmodified cilium-cni creates endpoints with it; cilium-dbg and ``hive`` inspect the node. The socket
-      exists before the daemon runs; requests that need the daemon, such as those on endpoints, wait.
-      Requests that change anything need peer uid 0, whatever the socket's group. Unknown paths are answered
-      404, unknown methods of a path 405. Requests on endpoints are rate-limited: 429 if the wait is too long.
+This module composes the API from operations on other cells; ``server`` serves them. cilium-cni creates
+endpoints with the API; cilium-dbg and ``hive`` inspect the node.
+
+The socket exists before the daemon runs; requests that need the daemon, e.g. on endpoints, wait for it.
+Changes require peer uid 0 (or the agent's own user), whatever the socket's group. Unknown paths are answered
+with 404, unknown methods of a path with 405. Requests on endpoints are rate-limited: 429 if the wait would be
+too long.
 """
 
 from __future__ import annotations
@@ -101,16 +103,16 @@ __all__ = [
 ]
 
 
-# The composition of the API from other cells.
+# Constructors.
 
 
 def policy_pool(policies: PolicyMaps) -> PolicyPool:
-    """The prepared policy maps, for which PUT /endpoint waits."""
+    """Provide the pool of prepared policy maps, for which PUT /endpoint waits."""
     return policies
 
 
 def map_reader(maps: Maps) -> MapReader:
-    """Read access to the node's maps."""
+    """Provide read access to the node's maps."""
     return NodeMaps(maps)
 
 
@@ -126,10 +128,11 @@ def api(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API. Its socket appears only after the following, so that no client can interfere:
+    """Provide the API server.
 
-    restored endpoints have claimed their addresses, plugins can no longer queue a deletion that is never
-    read, and the datapath has the node's own addresses, so that the first pod reaches them. Requests that
+    Its socket appears only after the following steps, so that no client can interfere with them: restored
+    endpoints have claimed their addresses, CNI plugins can no longer queue a deletion that would never be
+    read, and the datapath has the node's own addresses, so that the first pod can reach them. Requests that
     need the running daemon wait at the gate.
     """
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
@@ -137,12 +140,12 @@ def api(
 
 @after(Api)
 def api_served() -> ApiServed:
-    """A dependency for hooks that must run after the API serves."""
+    """Provide an ordering dependency for hooks that must run after the API serves."""
     return ApiServed()
 
 
 def api_metrics(times: ApiTimes, datapath: Datapath) -> Member[Collector]:
-    """Metrics of API requests, and of the agent's version."""
+    """Provide the metrics of API requests and of the agent's version."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import families
@@ -153,13 +156,13 @@ def api_metrics(times: ApiTimes, datapath: Datapath) -> Member[Collector]:
 
 
 def agent_features(agent: AgentConfig) -> Member[Collector]:
-    """The datapath's mode and the address families as features in use."""
+    """Provide the feature metrics of datapath mode and address families."""
     mode = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[agent.ipv4 + 2 * agent.ipv6]
     return features("agent-features", lambda: {"datapath_config": "veth", "datapath_internet_protocol": mode})
 
 
 def limit_metrics(limits: Limits) -> Member[Collector]:
-    """Metrics of the API's rate limits."""
+    """Provide the metrics of the API's rate limits."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import limiter_families

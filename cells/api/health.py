@@ -1,8 +1,9 @@
 """The REST API of cilium-health on ``health.sock``, compatible with Cilium 1.17's clients.
 
+It serves the last report of the health prober. ``cilium-health`` prints nodes only if its own node is among
+them under the name in ``local``, and reads every node's ``host``.
+
 Source: Cilium 1.17, api/v1/health/openapi.yaml and pkg/health/server.
-Why:    an unmodified ``cilium-health`` prints nodes only if its own node is among them under the name in
-        ``local``, and reads every node's ``host``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GRACE: Final = 1.0
 """Seconds that open requests may take while the server stops."""
 
 
-# The wire types of the answers.
+# Wire types of responses.
 
 
 class ConnectivityStatus(Model, frozen=True):
@@ -109,7 +110,7 @@ class HealthResponse(Model, frozen=True):
 
 
 def connectivity(own: str, report: ClusterReport) -> HealthStatusResponse:
-    """Convert a report to its wire type."""
+    """Convert a report of the prober to its wire type."""
     nodes = None if report.nodes is None else [node_connectivity(node) for node in report.nodes]
     local = OwnNode(name="" if nodes is None else own)
     return HealthStatusResponse(local=local, nodes=nodes, timestamp=rfc3339(report.started))
@@ -145,7 +146,7 @@ def _outcome(outcome: Outcome | None) -> ConnectivityStatus | None:
 
 
 def health_state(responder: ProbeResponder | None) -> wire.Status:
-    """The state of health probes, ``ciliumHealth`` in the agent's status."""
+    """Return the state of the health probes, ``ciliumHealth`` in the agent's status."""
     if responder is None or not responder.enabled:
         return wire.Status(state="Disabled")
     if responder.failure:
@@ -153,7 +154,7 @@ def health_state(responder: ProbeResponder | None) -> wire.Status:
     return wire.Status(state="Ok")
 
 
-# The server.
+# Server.
 
 
 class HealthApiSettings(Settings, frozen=True):
@@ -165,7 +166,7 @@ class HealthApiSettings(Settings, frozen=True):
 
 
 class HealthApi:
-    """Serves the last report on ``health.sock`` if enable-health-checking is set."""
+    """Serves the last report on ``health.sock`` if enable-health-checking is true."""
 
     def __init__(
         self,
@@ -192,7 +193,10 @@ class HealthApi:
             lifecycle.append(Hook("serve cilium-health's API", self._start, self._stop))
 
     async def _start(self) -> None:
-        """Raises UsageError if the setting names no operation, HiveError if the socket is in use."""
+        """Start the server.
+
+        Raises UsageError if the setting names an unknown operation, HiveError if the socket is in use.
+        """
         operations: dict[str, tuple[str, str, Operation]] = {
             "GetHealthz": ("GET", "/v1beta/healthz", self._healthz),
             "GetStatus": ("GET", "/v1beta/status", self._status),
@@ -206,7 +210,7 @@ class HealthApi:
         self._server = HttpServer(self._answer, grace=GRACE, log=self._log)
         self._began = time.monotonic()
         listener = listen(self.path, group="cilium")
-        # If it were cancelled here, asyncio would leave a listening server that cannot be closed.
+        # If cancelled here, asyncio would leak the listening socket.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
 
@@ -219,13 +223,13 @@ class HealthApi:
         return nowhere(request, match.allowed) if match.found is None else await match.found(request)
 
     async def _status(self, _request: Request) -> Response:
-        """GET /status and PUT /status/probe: the last report; the request starts no probe."""
+        """GET /status and PUT /status/probe: return the last report; no probe is started."""
         if self._health is None:
             return answer(500, "nodes are not probed")
         return answer(200, connectivity(self._health.own, self._health.report))
 
     async def _healthz(self, _request: Request) -> Response:
-        """GET /healthz."""
+        """GET /healthz: return the agent's status, uptime and the node's load."""
         status = status_response(self._collector.status(), self._facts.status(), self._models)
         one, five, fifteen = (f"{load:.2f}" for load in os.getloadavg())
         load = LoadAverages(last1min=one, last5min=five, last15min=fifteen)

@@ -1,4 +1,7 @@
-"""Rate limits of the API: which requests wait, for how long, and which are refused."""
+"""Rate limiters of the API, which delay or refuse requests.
+
+``rate_limits`` creates a Limiter for each limited operation.
+"""
 
 from __future__ import annotations
 
@@ -13,53 +16,51 @@ import msgspec
 from cells.base.metrics import Histogram
 from lifecycle import Duration, Logger
 
-# A token bucket: it is full at first, has at most ``burst`` tokens, and gains ``rate`` tokens a second.
-#
-# Source: golang.org/x/time/rate, on which Cilium's limiter is based.
+# Token bucket. Source: golang.org/x/time/rate, on which Cilium's limiter is based.
 
 
 class RateBucket:
-    """A token bucket."""
+    """A token bucket: initially full, with at most ``burst`` tokens, refilled at ``rate``."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self.rate = rate
-        """Tokens a second; 0: unlimited."""
+        """Tokens per second; 0: unlimited."""
         self.burst = burst
         self.tokens = float(burst)
-        """Number of tokens at the time ``_at``."""
-        self._at = -math.inf
+        """Number of tokens at the time ``_filled_at``."""
+        self._filled_at = -math.inf
 
     def wait(self, now: float, ahead: int = 0) -> float:
-        """Seconds until there is a token for a request behind ``ahead`` others; 0: available now."""
+        """Return the seconds until a token is available after ``ahead`` earlier requests."""
         if not self.rate:
             return 0.0
         self._fill(now)
         return max(0.0, (ahead + 1 - self.tokens) / self.rate)
 
     def take(self, now: float) -> None:
-        """Take a token; the caller has checked that there is one."""
+        """Take a token; the caller has checked that one is available."""
         self._fill(now)
         self.tokens -= 1
 
     def adjust(self, rate: float, burst: int, now: float) -> None:
-        """Change rate and burst; the tokens stay, up to the new burst."""
+        """Change rate and burst; existing tokens remain, up to the new burst."""
         self._fill(now)
         self.rate, self.burst = rate, burst
 
     def _fill(self, now: float) -> None:
         if self.rate:
-            self.tokens = min(self.burst, self.tokens + max(0.0, now - self._at) * self.rate)
-        self._at = now
+            self.tokens = min(self.burst, self.tokens + max(0.0, now - self._filled_at) * self.rate)
+        self._filled_at = now
 
 
-# Admits requests in order of arrival, within a rate and a number of parallel requests.
+# Limiter of rate and of parallel requests, which admits requests in order of arrival.
 #
 # Source: Cilium 1.17, APILimiter. With ``auto_adjust``, rate, burst and parallel requests grow while requests
 #         take less time than estimated, and shrink when they take more. Unlike in Cilium, a changed rate also
 #         applies to requests that wait already, and a cancelled request frees its slot.
 
 TICK: Final = 1e-6
-"""Shorter waits, in seconds, are skipped: clocks are not more precise."""
+"""Shorter waits, in seconds, are skipped: timers are not more precise."""
 NO_SLOT: Final = "fail-parallel-wait"
 TOO_FAST: Final = "fail-limit-wait"
 LEFT: Final = "request-cancelled"
@@ -67,31 +68,31 @@ CANCELLED: Final = "request cancelled while waiting for rate limiting slot"
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Parameters of a limiter; zero requests or seconds means unlimited."""
+    """Parameters of a limiter; 0 requests or seconds means unlimited."""
 
     rate_limit: float = 0.0
-    """Requests a second."""
+    """Requests per second."""
     rate_burst: int = 1
-    """Number of requests that are admitted at once after an idle period."""
+    """Number of requests admitted at once after an idle period."""
     min_wait_duration: float = 0.0
-    """Seconds that each request waits."""
+    """Minimum wait of each request in seconds."""
     max_wait_duration: float = 0.0
-    """Seconds after which a waiting request is refused."""
+    """Maximum wait in seconds; a request that would wait longer is refused."""
     estimated_processing_duration: float = 0.0
-    """Target of the adjustment, in seconds."""
+    """Target processing time in seconds, to which auto-adjustment adapts."""
     auto_adjust: bool = False
     parallel_requests: int = 0
     min_parallel_requests: int = 1
-    """Lower bound of adjusted parallel requests and of the adjusted burst."""
+    """Lower bound for adjusted parallel requests and burst."""
     max_parallel_requests: int = 0
     mean_over: int = 10
     """Number of requests over which means are computed."""
     delayed_adjustment_factor: float = 0.5
-    """Share of an adjustment that applies to burst and parallel requests."""
+    """Share of an adjustment that is applied to burst and parallel requests."""
     max_adjustment_factor: float = 100.0
-    """Maximum factor by which a value may grow or shrink from its configured value."""
+    """Maximum factor between an adjusted and the configured value."""
     skip_initial: int = 0
-    """Number of first requests that are admitted without limit."""
+    """Number of initial requests that are not limited."""
     log: bool = False
     """Whether each request is logged."""
 
@@ -105,7 +106,7 @@ class LimitExceeded(Exception):  # noqa: N818  # its text is the reason
 
 
 class Turn:
-    """An admitted request. done() must be called exactly once, also after failures."""
+    """An admitted request. done() must be called exactly once, also after a failure."""
 
     __slots__ = ("_limiter", "began", "initial", "waited")
 
@@ -115,15 +116,15 @@ class Turn:
         self.waited = waited
         """Seconds that the request waited."""
         self.initial = initial
-        """Whether it is one of the first requests, which are not limited."""
+        """Whether it is one of the initial requests, which are not limited."""
 
     def done(self, status: int) -> None:
-        """Report that the request is answered; ``status`` is the HTTP status."""
+        """Report that the response with this HTTP status is complete."""
         self._limiter.finish(self, status)
 
 
 class Limiter:
-    """A queue of requests of one kind. Only its head may be admitted; all others wait for it."""
+    """A FIFO queue of requests of one kind; only its head can be admitted."""
 
     def __init__(
         self,
@@ -142,20 +143,20 @@ class Limiter:
         self._closed = False
         self._slots = 0
         self.bucket = RateBucket(parameters.rate_limit, parameters.rate_burst)
-        """The current rate."""
+        """Token bucket with the current rate and burst."""
         self.parallel = parameters.parallel_requests
-        """Current maximum of parallel requests; 0: unlimited."""
+        """Current maximum number of parallel requests; 0: unlimited."""
         self.factor = 1.0
-        """Estimated processing time divided by its mean, within bounds."""
+        """Ratio of estimated to mean processing time, within bounds."""
         self.in_flight = 0
         self.processing = Mean(parameters.mean_over)
-        """Mean processing time of successful requests, in seconds."""
+        """Mean processing time of successful requests in seconds."""
         self.wait = Mean(parameters.mean_over)
-        """Mean waiting time of successful requests, in seconds."""
+        """Mean wait of successful requests in seconds."""
         self.waits = Histogram()
-        """Waiting times of all admitted requests, in seconds."""
+        """Waits of all admitted requests in seconds."""
         self.processed: Counter[tuple[str, int]] = Counter()
-        """Number of requests by outcome and status."""
+        """Number of requests by outcome and HTTP status."""
 
     async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
         """Wait until the request is admitted; ``disconnected`` returns when the client disconnects.
@@ -179,7 +180,7 @@ class Limiter:
                     self._waiting.add(group.cancel_scope)
                     try:
                         group.start_soon(_cancel_when, disconnected, group.cancel_scope)
-                        found = await self._wait(arrived)
+                        found = await self._wait_for_admission(arrived)
                         group.cancel_scope.cancel()
                     finally:
                         self._waiting.discard(group.cancel_scope)
@@ -197,17 +198,17 @@ class Limiter:
         return len(self._queue)
 
     def open(self) -> None:
-        """Let requests wait again, after close()."""
+        """Admit requests to the queue again, after close()."""
         self._closed = False
 
     def close(self) -> None:
-        """Refuse all waiting requests, and until open() all requests that would have to wait."""
+        """Refuse the queued requests, and until open() all requests that would have to wait."""
         self._closed = True
         for scope in self._waiting:
             scope.cancel()
 
     def finish(self, turn: Turn, status: int) -> None:
-        """Count an answered request, adjust the limits if it succeeded, and wake the head of the queue."""
+        """Count a completed request, adjust the limits if it succeeded, and wake the head of the queue."""
         now = self._clock()
         self.in_flight -= 1
         self._slots -= not turn.initial
@@ -243,15 +244,15 @@ class Limiter:
             self._log.warning("API call refused", name=self.name, outcome=refused.outcome, reason=refused)
         return refused
 
-    async def _wait(self, arrived: float) -> Turn | LimitExceeded:
-        """Wait in the queue until the request is admitted, or would wait too long."""
+    async def _wait_for_admission(self, arrived: float) -> Turn | LimitExceeded:
+        """Wait in the queue until the request is admitted, or would exceed its maximum wait."""
         longest = self.parameters.max_wait_duration or math.inf
         earliest = arrived + self.parameters.min_wait_duration
         free = math.inf if not self.parallel else self.parallel - self._slots
-        if len(self._queue) < free:  # a slot is free for this request, so its wait is known
+        if len(self._queue) < free:  # no wait for a slot: the total wait is known
             wait = max(self.bucket.wait(arrived, len(self._queue)), earliest - arrived)
             if wait > longest:
-                await anyio.sleep(self.processing.value)  # as upstream: slows down clients that retry at once
+                await anyio.sleep(self.processing.value)  # as in Cilium: slows down immediate retries
                 return _too_fast(wait, longest)
         wake = anyio.Event()
         self._queue.append(wake)
@@ -277,7 +278,7 @@ class Limiter:
         return not self.parallel or self._slots < self.parallel
 
     def _wait_of_head(self, now: float, earliest: float) -> float:
-        """Seconds until the head of the queue can be admitted; inf: until a slot is free."""
+        """Return the seconds until the head can be admitted; inf: when a running request ends."""
         if not self._has_free_slot():
             return math.inf
         wait = max(self.bucket.wait(now), earliest - now)
@@ -289,19 +290,19 @@ class Limiter:
             self._queue[0].set()
 
     def _adjust(self, now: float) -> None:
-        """Adjust to the mean processing time: the rate by the whole factor, other limits by a share of it."""
+        """Adjust the rate by the factor, and burst and parallel requests by a share of it."""
         base, mean = self.parameters, self.processing.value
         if not (base.auto_adjust and base.estimated_processing_duration):
             return
         most = base.max_adjustment_factor
         wanted = base.estimated_processing_duration / mean if mean else most
         self.factor = min(max(wanted, 1 / most), most)
-        burst = self._delayed(base.rate_burst)
+        burst = self._adjusted(base.rate_burst)
         self.bucket.adjust(base.rate_limit * self.factor, math.floor(burst + 0.5), now)
-        self.parallel = int(self._delayed(base.parallel_requests, base.max_parallel_requests))
+        self.parallel = int(self._adjusted(base.parallel_requests, base.max_parallel_requests))
 
-    def _delayed(self, base: int, highest: int = 0) -> float:
-        """A limit multiplied by a share of the factor, within its bounds."""
+    def _adjusted(self, base: int, highest: int = 0) -> float:
+        """Multiply a limit by a share of the factor, within its bounds."""
         parameters = self.parameters
         value = base + base * (self.factor - 1) * parameters.delayed_adjustment_factor
         value = max(value, parameters.min_parallel_requests)
@@ -311,14 +312,14 @@ class Limiter:
 
 
 class Mean:
-    """The mean of the latest values; 0 without values."""
+    """The mean of the last values of a window; 0 without values."""
 
     def __init__(self, over: int) -> None:
         self._latest: deque[float] = deque(maxlen=over)
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Add a value; it replaces the oldest one if the window is full."""
+        """Add a value; a full window drops the oldest one."""
         if len(self._latest) == self._latest.maxlen:
             self._sum -= self._latest[0]
         self._latest.append(value)

@@ -1,4 +1,4 @@
-"""Cilium's metrics of the API, and of the agent's version.
+"""Cilium's metrics of API requests, rate limits, and the agent's version.
 
 Source: Cilium 1.17, cilium_agent_api_process_time_seconds, cilium_event_ts, cilium_version.
 """
@@ -18,7 +18,7 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def families(times: ApiTimes, build: str) -> Iterator[MetricFamily]:
-    """Metrics of API requests, and of the version; ``build`` is the datapath's revision."""
+    """Return the metrics of API requests and of the version; ``build`` is the datapath's digest."""
     yield histogram(
         "cilium_agent_api_process_time_seconds",
         "Duration of processed API calls labeled by path, method and return code.",
@@ -41,13 +41,13 @@ def families(times: ApiTimes, build: str) -> Iterator[MetricFamily]:
     )
 
 
-# Cilium's metrics of the rate limits.
+# Metrics of the rate limiters.
 #
 # Source: Cilium 1.17, cilium_api_limiter_*; a limiter's series appear after its first request.
 
 
 def limiter_families(limiters: Iterable[Limiter]) -> Iterator[MetricFamily]:
-    """Metrics of the rate limits, with their present values."""
+    """Return the metrics of the rate limiters."""
     known = [limiter for limiter in limiters if limiter.processed]
     yield gauge(
         "cilium_api_limiter_processing_duration_seconds",

@@ -1,7 +1,9 @@
-"""Rate limits of operations on endpoints: Cilium's defaults with the changes of ``api-rate-limit``.
+"""Rate limits of endpoint operations: Cilium's defaults, changed by ``api-rate-limit``.
 
-Source: Cilium 1.17, api-rate-limit and its defaults. Unlike in Cilium, an unknown name is refused. GET
-        /config has no limiter, as plugins probe with it twice a second.
+An unknown name is refused, unlike in Cilium. GET /config has no limiter, because CNI plugins poll it twice a
+second.
+
+Source: Cilium 1.17, api-rate-limit and its defaults.
 """
 
 from __future__ import annotations
@@ -93,12 +95,12 @@ class LimitSettings(Settings, frozen=True):
         )
 
     def parameters(self) -> dict[str, Parameters]:
-        """Parameters of every limiter, by name."""
+        """Return the parameters of every limiter, by name."""
         return {name: _merged(base, self.api_rate_limit.get(name, "")) for name, base in _DEFAULTS.items()}
 
 
 def limiter_name(method: str, path: str) -> str | None:
-    """Name of the limiter of a route; None if the route is not limited."""
+    """Return the name of a route's limiter; None if the route is not limited."""
     if path == _ALL:
         return {"GET": LIST, "DELETE": DELETE}.get(method)
     return _OF_ONE.get(method) if path == _ONE or path.startswith(f"{_ONE}/") else None
@@ -118,7 +120,7 @@ def _error(name: str, given: str) -> str:
 
 
 def _merged(base: Parameters, given: str) -> Parameters:
-    """The parameters with ``option:value,option:value`` applied. Raises ValueError of one line."""
+    """Apply ``option:value,option:value`` to parameters. Raises ValueError (one line)."""
     changes: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in given.split(","))):
         option, colon, text = word.partition(":")
@@ -138,7 +140,7 @@ def _merged(base: Parameters, given: str) -> Parameters:
 
 
 def _rate(text: str) -> float:
-    """Parse ``10/s``, ``3.5/h`` or ``1/100ms`` as requests a second."""
+    """Parse ``10/s``, ``3.5/h`` or ``1/100ms`` to requests per second."""
     number, slash, interval = text.partition("/")
     try:
         span = Duration.parse(interval if re.match(r"[0-9.]", interval) else f"1{interval}")
@@ -215,12 +217,12 @@ _ZERO_IS_UNSET: Final = frozenset(
         "max_adjustment_factor",
     }
 )
-"""As upstream: zero selects the default of a limiter without configuration."""
+"""Options of which zero selects the default if the limiter has no configuration, as in Cilium."""
 
 
-# Operations behind their limiters: a request waits until it is admitted, or is refused after too long a wait.
+# Operations with limiters.
 #
-# Source: Cilium 1.17. A refusal is 429 with a JSON string as body, though the schema has no body.
+# Source: Cilium 1.17. A refusal is 429 with a JSON string as body, although the schema has none.
 
 TOO_MANY: Final = 429
 
@@ -234,7 +236,7 @@ class Limits:
         }
 
     def limited(self, route: Route) -> Operation:
-        """The route's operation behind its limiter; unchanged if the route is not limited."""
+        """Wrap a route's operation with its limiter; unchanged if the route is not limited."""
         name = limiter_name(route.method, route.path)
         if name is None:
             return route.operation
@@ -247,7 +249,7 @@ class Limits:
                 return answer(TOO_MANY, str(refused))
             status = 500
             try:
-                response = await _answered(route, request)
+                response = await _response(route, request)
                 status = response.status
             except FrameworkError as error:
                 status = error.status
@@ -259,18 +261,18 @@ class Limits:
         return operate
 
     def open(self) -> None:
-        """Let requests wait: the server starts."""
+        """Admit requests to the queues, when the server starts."""
         for limiter in self.limiters.values():
             limiter.open()
 
     def close(self) -> None:
-        """Refuse all waiting requests: the server stops."""
+        """Refuse all queued requests, when the server stops."""
         for limiter in self.limiters.values():
             limiter.close()
 
 
-async def _answered(route: Route, request: Request) -> Response:
-    """Run the operation; a Refusal becomes a response, as the limiter counts its status."""
+async def _response(route: Route, request: Request) -> Response:
+    """Run the operation and convert a Refusal to a response, as the limiter counts by status."""
     try:
         return await route.operation(request)
     except Refusal as error:

@@ -1,4 +1,7 @@
-"""The REST API's server on its unix socket."""
+"""The REST API's server on its unix socket: routing, permissions, the gate, audit log and request times.
+
+Requests pass the gate, their limiter and the audit log, in this order, before the operation of an ApiPart.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +35,26 @@ from cells.endpoint.restore import RegeneratedEndpoints
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Promise, after
 from lifecycle.http import MAX_BODY, Handler, HttpServer, Match, Refusal, Request, Response, Routes, listen
 
-# Processing times of requests, and the time of the last request.
+# Request times.
 #
 # Source: Cilium 1.17, cilium_agent_api_process_time_seconds: the path without the part that names an object.
 
 UNKNOWN_PATH: Final = "unknown"
-"""Label of unknown paths: clients must not be able to create series."""
+"""Path label for unknown paths, so that clients cannot create series."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class ApiTimes:
-    """Processing times by path, method and status; times of the last requests by path and method."""
+    """Processing times by path, method and status; time of the last request by path and method."""
 
     def __init__(self) -> None:
         self.took: dict[tuple[str, str, str], Histogram] = {}
-        """Processing times in seconds."""
+        """Histograms of processing times in seconds."""
         self.last: dict[tuple[str, str], float] = {}
-        """Time of the last request, in seconds since the epoch."""
+        """Time of the last request in seconds since 1970."""
 
     def count(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """Count a response; ``path`` is the route's, None for an unknown path."""
+        """Count a response; ``path`` is that of the route, None for an unknown path."""
         known = UNKNOWN_PATH if path is None else "/".join(path.split("/")[:3])
         method = method if method in _METHODS else "OTHER"
         if (spread := self.took.get((known, method, str(status)))) is None:
@@ -60,35 +63,35 @@ class ApiTimes:
         self.last[known, method] = time.time()
 
 
-# Holds requests that need the daemon until it runs.
+# Gate for requests that need the running daemon.
 #
 # Source: Cilium 1.17, handlers that await the daemon's promise: its endpoints, identities and health. All
 #         other requests are answered as soon as the socket exists.
 
 GATED: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
-"""First parts of the paths under /v1 with operations that wait for the daemon."""
+"""First path elements after /v1 of operations that wait for the daemon."""
 NOT_STARTED: Final = "the agent stopped before it had started: see its log, and ask again once it is back"
 
 
 class Gate:
-    """Holds requests until open(); if the agent stops before, they are answered 503."""
+    """Delays requests until open(); if the agent stops first, they are answered with 503."""
 
     def __init__(self) -> None:
         self._daemon: Promise[None] = Promise()
 
     def open(self) -> None:
-        """Admit all requests from now on."""
+        """Let all requests pass from now on."""
         if not self._daemon.resolved:
             self._daemon.resolve(None)
 
     def close(self) -> None:
-        """Refuse all waiting requests: the server stops."""
+        """Refuse all waiting requests, when the server stops."""
         if not self._daemon.resolved:
             self._daemon.fail(HiveError(NOT_STARTED))
-            self._daemon = Promise()  # the server may start again
+            self._daemon = Promise()  # the server may be started again
 
     def guarded(self, path: str, operation: Operation) -> Operation:
-        """The operation of a route, behind the gate if its path requires the daemon."""
+        """Wrap a route's operation with the gate if its path requires the daemon."""
         base, version, first = path.split("/")[:3]
         if (base, version) != ("", "v1") or first not in GATED:
             return operation
@@ -106,7 +109,7 @@ class Gate:
 
 @after(RegeneratedEndpoints, DeleteQueue, HostIPSync)
 class StartedDaemon:
-    """Opens the gate after endpoints are restored and pending deletions are done."""
+    """Opens the gate after endpoints are restored and queued deletions are processed."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class StartedDaemon:
         self._gate.open()
 
 
-# An audit log of changes that people and their scripts make through the API.
+# Audit log of changes by users of the API.
 
 BY_PLUGINS: Final = frozenset(
     {
@@ -128,18 +131,17 @@ BY_PLUGINS: Final = frozenset(
         *(("POST", "/v1/ipam"), ("POST", "/v1/ipam/{ip}"), ("DELETE", "/v1/ipam/{ip}")),
     }
 )
-"""Changes that CNI plugins request as pods are added and removed; they are not logged."""
+"""Changes that CNI plugins request for pods; they are not audited."""
 READ_ONLY: Final = frozenset({("POST", "/hive/policy/trial")})
-"""Operations that change nothing, though their method is not GET."""
+"""Operations that change nothing although their method is not GET."""
 _LOGGED_BYTES: Final = 1024
-"""Maximum number of bytes that are logged of a body, of the old state and of the new state."""
+"""Maximum number of logged bytes of a request body, of the old and of the new state."""
 
 
 def audited(route: Route, read: Operation | None, log: Logger) -> Operation:
-    """The operation of a route, which logs each change; ``read`` is the GET operation of the same path.
+    """Wrap a route's operation to log each change with the state before and after it.
 
-    The log line has the state before and after the change. A change that was made in part, but answered with
-    an error, is logged also.
+    ``read`` is the GET operation of the same path. A partial change that ends in an error is logged as well.
     """
     if route.method in READING or (route.method, route.path) in BY_PLUGINS | READ_ONLY:
         return route.operation
@@ -151,7 +153,7 @@ def audited(route: Route, read: Operation | None, log: Logger) -> Operation:
             status = response.status
             return response
         finally:
-            with anyio.CancelScope(shield=True):  # the change is logged also if its client has disconnected
+            with anyio.CancelScope(shield=True):  # also if the client has disconnected
                 now = await _current_state(read, request)
             if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES or before != now:
                 _audit(request, status, before, now, log)
@@ -160,12 +162,12 @@ def audited(route: Route, read: Operation | None, log: Logger) -> Operation:
 
 
 async def _current_state(read: Operation | None, request: Request) -> object:
-    """What GET answers for the same path; None if GET is refused or does not exist."""
+    """Return the response of GET for the same path; None if GET is refused or does not exist."""
     if read is None:
         return None
     try:
         response = await read(replace(request, method="GET", body=b""))
-    except (Refusal, FrameworkError):  # the change is refused for the same reason
+    except (Refusal, FrameworkError):  # then the change is refused for the same reason
         return None
     found = response.status == HTTPStatus.OK and isinstance(response.body, bytes) and response.body
     return msgspec.json.decode(found) if found else None
@@ -181,7 +183,7 @@ def _audit(request: Request, status: int, before: object, now: object, log: Logg
 
 
 def _differences(old: object, new: object) -> tuple[object, object]:
-    """What is only in the old value and what is only in the new one, down to members and items."""
+    """Return what only the old and what only the new value has; recurses into objects and lists."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [name for name in old | new if old.get(name) != new.get(name)]
         pairs = {name: _differences(old.get(name), new.get(name)) for name in names}
@@ -205,13 +207,13 @@ def _cut(data: bytes) -> str:
     return data[:_LOGGED_BYTES].decode(errors="replace")
 
 
-# The API as one handler: routes, the permission to change, and errors in their documented form.
+# Request handler: routing, permissions, and errors in the form of the schema.
 
 
 def application(
     routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
 ) -> Handler:
-    """The handler of the routes; ``may_change`` decides which peer uids may do more than read."""
+    """Return the handler of all routes; ``may_change`` decides which peer uids may change state."""
     known: Routes[Route] = Routes()
     for route in routes:
         known.add(route.method, route.path, route)
@@ -234,7 +236,7 @@ def application(
             return await _operate(match.found, replace(request, match_info=match.info), may_change)
         except FrameworkError as error:
             return framework_answer(error.status, error.code, error.message)
-        except Exception:  # a fault in a handler must not stop the API; the trace is logged
+        except Exception:  # a fault in an operation must not stop the API
             log.exception("API handler failed", method=request.method, path=request.path)
             return plain(500, INTERNAL_ERROR)
 
@@ -289,14 +291,14 @@ class Api:
         for part in self._parts:
             part.open()
         listener = listen(self.path, group="cilium")
-        # If it were cancelled here, asyncio would leave a listening server that cannot be closed.
+        # If cancelled here, asyncio would leak the listening socket.
         with anyio.CancelScope(shield=True):
             await server.serve(listener)
         self._server = server
         self._log.info("serving the API", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
-        """All routes, behind the gate and their limiters; disabled operations answer 403."""
+        """Return all routes, wrapped with gate and limiters; disabled operations answer 403."""
         routes = [route for part in self._parts for route in part.routes]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access.enable_cilium_api_server_access, names.values())
@@ -312,7 +314,7 @@ class Api:
     def _wrapped(self, route: Route, read: Operation | None) -> Operation:
         """Wrap an operation.
 
-        The gate is outermost, so that requests that wait for it take no limiter's slot.
+        The gate is outermost, so that requests that wait for it occupy no slot of a limiter.
         """
         logged = replace(route, operation=audited(route, read, self._log))
         return self._gate.guarded(route.path, self._limits.limited(logged))
@@ -333,5 +335,5 @@ async def _disabled(_request: Request) -> Response:
 
 
 def may_change(uid: int) -> bool:
-    """Whether a peer may change the node: root, or the agent's own user."""
+    """Whether a peer may change state: root, or the agent's own user."""
     return uid in (0, os.geteuid())

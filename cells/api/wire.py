@@ -1,6 +1,6 @@
-"""Encoding of the REST API: request bodies, response bodies, and errors of the framework.
+"""Decoding of request bodies, encoding of responses, and go-openapi's errors.
 
-An error of an operation is a JSON string, or empty if its schema has no body; an error of the framework is
+An operation's error is a JSON string, or an empty body if its schema has none; an error of the framework is
 ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 JSON = "application/json"
 READING = frozenset({"GET", "HEAD"})
-"""Methods that change nothing."""
+"""HTTP methods that change nothing."""
 INTERNAL_ERROR = "Internal error occurred, check Cilium logs for details."
 TRUE_TEXTS = frozenset({"true", "1", "yes", "ok", "y", "on", "selected", "checked", "t", "enabled"})
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -50,7 +50,10 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
 class FrameworkError(Exception):
-    """A request that the framework refuses before its operation runs, with HTTP status and error code."""
+    """Raised for a request that go-openapi would refuse before its operation runs.
+
+    It has an HTTP status and an error code.
+    """
 
     def __init__(self, status: int, code: int, message: str) -> None:
         super().__init__(message)
@@ -60,27 +63,27 @@ class FrameworkError(Exception):
 
 
 def answer(status: int, body: object) -> Response:
-    """A response with a JSON body and a final newline, as Go's server writes it."""
+    """Return a response with a JSON body and a trailing newline, as Go's server writes it."""
     return Response(status, msgspec.json.encode(body) + b"\n", JSON)
 
 
 def json_answer(text: str) -> Response:
-    """A response 200 with a body that is JSON already."""
+    """Return a response 200 with an encoded JSON body."""
     return Response(200, text.encode(), JSON)
 
 
 def empty(status: int) -> Response:
-    """A response without a body, as the schema has none for this status."""
+    """Return a response without a body, for statuses without a schema."""
     return Response(status)
 
 
 def plain(status: int, text: str) -> Response:
-    """A text response for people, outside the schema."""
+    """Return a text response outside the schema."""
     return Response(status, text.encode(), "text/plain; charset=utf-8")
 
 
 def parse_bool(text: str | None, *, default: bool) -> bool:
-    """Parse a boolean header as go-openapi does: some words are true, all others are false."""
+    """Parse a boolean header as go-openapi does: a few words are true, all others are false."""
     return default if text is None else text.strip().lower() in TRUE_TEXTS
 
 
@@ -94,7 +97,7 @@ def parse_int(text: str | None, name: str) -> int:
 
 
 def parse_cidr(text: str) -> IPNetwork | None:
-    """Parse ``address/length``, as Go does; None for an empty text. Raises Refusal 400."""
+    """Parse ``address/length`` as Go does; None for an empty text. Raises Refusal 400."""
     if not text:
         return None
     try:
@@ -106,8 +109,8 @@ def parse_cidr(text: str) -> IPNetwork | None:
 def decode(body: bytes, model: type[T], name: str) -> T:
     """Decode a request body; ``name`` is the parameter's name in the schema.
 
-    Unknown keys are ignored and null means absent, as in encoding/json. Raises FrameworkError: 422 if the
-    body or a required key is missing or a word is not one of the allowed ones, 400 if the JSON is invalid.
+    Unknown keys are ignored and null means absent, as in encoding/json. Raises FrameworkError 422 if the body
+    or a required key is missing or an enum value is invalid, 400 for invalid JSON.
     """
     if not body.strip():
         raise FrameworkError(422, 602, f"{name} in body is required")
@@ -141,19 +144,19 @@ def read_body(request: Request, model: type[T], name: str) -> T:
 
 
 def peer_of(request: Request) -> tuple[int, int]:
-    """The pid and uid of the process at the other end of the unix socket (SO_PEERCRED, unix(7))."""
+    """Return pid and uid of the peer of a unix socket (SO_PEERCRED, unix(7))."""
     credentials = request.peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
     return pid, uid
 
 
 def framework_answer(status: int, code: int, message: str) -> Response:
-    """An error in the form of the framework."""
+    """Return a FrameworkError as a response."""
     return answer(status, Problem(code=code, message=message))
 
 
 def nowhere(request: Request, allowed: frozenset[str]) -> Response:
-    """The answer 404 to an unknown path, or 405 with the ``allowed`` methods of a known path."""
+    """Return 404 for an unknown path, or 405 with the ``allowed`` methods of a known path."""
     if not allowed:
         return framework_answer(404, 404, f"path {request.path} was not found")
     methods = ",".join(sorted(allowed))

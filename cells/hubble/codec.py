@@ -72,7 +72,7 @@ __all__ = [
 
 
 class InvalidFieldMask(ValueError):  # noqa: N818 - the text clients see
-    """A path does not name a field of the message."""
+    """A path of a field mask does not name a field of the message."""
 
 
 class WireMessage(msgspec.Struct, kw_only=True, gc=False):
@@ -83,7 +83,7 @@ class WireMessage(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SharedMessage(WireMessage, dict=True, gc=True):
-    """Base of messages that many others contain: `share` has one encoded once."""
+    """Base of messages that many others contain: `share` encodes one once and caches the bytes."""
 
 
 M = TypeVar("M", bound=WireMessage)
@@ -91,7 +91,7 @@ S = TypeVar("S", bound=SharedMessage)
 
 
 def share(message: S) -> S:
-    """Encode the message now, for all messages that will contain it; it must not be changed any more."""
+    """Encode the message now, for all messages that will contain it; it must not be changed afterwards."""
     data = encode(message)
     message.__dict__["packed"] = varint(len(data)) + data
     return message
@@ -125,7 +125,7 @@ class MessageType(FieldType):
         return from_json(self._cls, value)
 
     def select(self, value: WireMessage | None, mask: MaskTree) -> WireMessage:
-        """A message with the selected fields; also if `value` is None."""
+        """Return a message with the selected fields only; an empty one if `value` is None."""
         values: dict[str, Any] = {}
         for name, (member, below) in mask.items():
             current = None if value is None else getattr(value, name)
@@ -142,10 +142,10 @@ class _Layout(NamedTuple):
     by_number: dict[int, Member]
     by_json: dict[str, Member]
     oneofs: dict[int, tuple[str, ...]]
-    """The other members of a field's oneof."""
+    """The other members of a field's oneof, by field."""
     packers: tuple[Callable[[Any], bytes], ...]
     presence: tuple[tuple[int, Callable[[Any], bytes]], ...]
-    """Place and packer of the fields that are written when they are zero but not absent."""
+    """Index and packer of fields with presence: a set zero is encoded, an absent value is not."""
 
 
 def _member(name: str, hint: Any) -> Member:
@@ -213,18 +213,18 @@ def _layout(cls: type[WireMessage]) -> _Layout:
 
 
 def members_of(cls: type[WireMessage]) -> tuple[Member, ...]:
-    """The fields of a message in order of declaration."""
+    """Return the fields of a message in order of declaration."""
     return _layout(cls).members
 
 
 def field_packer(cls: type[WireMessage], name: str) -> Callable[[Any], bytes]:
-    """The encoder of one field of a message, with its tag: for messages that are assembled from parts."""
+    """Return the encoder of one field with its tag, for messages assembled from encoded parts."""
     layout = _layout(cls)
     return layout.packers[layout.members.index(layout.by_name[name])]
 
 
 def encode(message: WireMessage) -> bytes:
-    """The message as protobuf bytes."""
+    """Encode a message as protobuf bytes."""
     layout = _layout(type(message))
     values = astuple(message)
     parts = [pack(value) for pack, value in zip(layout.packers, values, strict=True) if value]
@@ -236,7 +236,7 @@ def encode(message: WireMessage) -> bytes:
 
 
 def _unpacked(member: Member, wire: int, raw: Any) -> list[Any]:
-    """Values of one occurrence of a repeated field, packed or not; none for an unexpected wire type."""
+    """Decode one occurrence of a repeated field, packed or not; no values for an unexpected wire type."""
     kind = member.type
     if wire == kind.wire:
         return [kind.unpack(raw)]
@@ -268,7 +268,7 @@ def decode(cls: type[M], data: bytes) -> M:
 
 
 def to_json(message: WireMessage) -> dict[str, Any]:
-    """The message as protojson with proto names, for a JSON encoder; without defaults."""
+    """Convert a message to protojson for a JSON encoder: proto names, defaults omitted."""
     tree: dict[str, Any] = {}
     for member, value in zip(_layout(type(message)).members, astuple(message), strict=True):
         if not value and (value is None or member.repeated or not member.type.presence):
@@ -279,7 +279,7 @@ def to_json(message: WireMessage) -> dict[str, Any]:
 
 
 def from_json(cls: type[M], tree: object) -> M:
-    """The message of a protojson tree. Raises DecodeError with what it does not know."""
+    """Convert a protojson tree to a message. Raises DecodeError for unknown fields and invalid values."""
     if not isinstance(tree, dict):
         raise DecodeError(f"invalid {cls.protobuf}: expected an object, got {tree!r}")
     layout = _layout(cls)
@@ -304,7 +304,7 @@ def from_json(cls: type[M], tree: object) -> M:
 
 
 class FieldMask:
-    """The fields of a message that a client requests; an empty mask is false and selects all."""
+    """The fields of a message that a client selects; an empty mask is false and selects all fields."""
 
     def __init__(self, whole: MessageType, tree: MaskTree) -> None:
         self._whole = whole
@@ -312,8 +312,9 @@ class FieldMask:
 
     @classmethod
     def parse(cls, paths: Iterable[str], of: type[WireMessage]) -> Self:
-        """Raise InvalidFieldMask for a path that does not name a field or enters a repeated field or a
-        scalar.
+        """Parse paths.
+
+        Raises InvalidFieldMask if a path does not name a field, or enters a repeated field or a scalar.
         """
         whole, tree = MessageType(of), MaskTree()
         for path in sorted(paths):
@@ -324,7 +325,10 @@ class FieldMask:
         return bool(self._tree)
 
     def apply(self, message: M) -> M:
-        """A message with the selected fields, and the messages on their paths even if it lacks them."""
+        """Return a message with the selected fields.
+
+        Messages on a selected path are set even if the original lacks them.
+        """
         return self._whole.select(message, self._tree) if self._tree else message  # type: ignore[return-value]
 
 
@@ -334,7 +338,7 @@ def _add_path(tree: MaskTree, kind: FieldType, names: Sequence[str]) -> None:
     if member is None or (rest and (member.repeated or not member.type.members)):
         raise InvalidFieldMask("invalid fieldmask")
     below = tree.get(name)
-    if below is not None and below[1] is None:  # the whole field is asked for
+    if below is not None and below[1] is None:  # the path selects the whole field
         _add_path(MaskTree(), member.type, rest) if rest else None
         return
     if not rest:

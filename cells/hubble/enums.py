@@ -1,4 +1,4 @@
-"""Enums of Hubble's flows, numbered as in Cilium's flow.proto; a number without a name stands for itself.
+"""Enums of flows, with the numbers of Cilium's flow.proto; unknown numbers stay plain integers.
 
 Source: Cilium 1.17, api/v1/flow/flow.proto.
 """

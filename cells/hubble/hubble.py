@@ -1,4 +1,6 @@
-"""Stores this node's events while the agent runs, if enable-hubble is true.
+"""The cell's hooks: Hubble, which fills the ring of events, and the notifications for monitor clients.
+
+Hubble's other modules are imported only if enable-hubble is true.
 
 Source: Cilium 1.17, options ``enable-hubble`` and ``hubble-*``.
 """
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from cells.hubble.sources import EventSources
 
 
-AT_ONCE: Final = 256
-"""Notifications between two turns of the monitor's clients."""
+NOTIFICATION_BATCH: Final = 256
+"""Maximum number of notifications before the monitor's clients get to send."""
 MONITOR_EVENTS: Final = {
     "drop": 1,
     "debug": 2,
@@ -48,11 +50,11 @@ MONITOR_EVENTS: Final = {
     "l7": 129,
     "agent": 130,
 }
-"""Numbers of kinds of events, by their names in ``hubble-monitor-events``."""
+"""Monitor message types, by their names in ``hubble-monitor-events``."""
 
 
 def check_capacity(capacity: int) -> None:
-    """Raise ValueError for an invalid capacity of a ring: valid are 2^n - 1, n from 1 to 16."""
+    """Raise ValueError unless the capacity of the ring is 2^n - 1 with n from 1 to 16."""
     if capacity > 0xFFFF:
         raise ValueError(f"invalid capacity: too large: {capacity}")
     if capacity < 1 or capacity & (capacity + 1):
@@ -111,7 +113,7 @@ class HubbleSettings(Settings, frozen=True):
 
 
 class KnownNames(msgspec.Struct, frozen=True):
-    """The agent's tables with names for flows."""
+    """The agent's tables from which the resolver gets names for flows."""
 
     endpoints: Table[int, Endpoint]
     identities: Table[int, Identity]
@@ -122,7 +124,7 @@ class KnownNames(msgspec.Struct, frozen=True):
 
 
 class FollowedTables(msgspec.Struct, frozen=True):
-    """The agent's tables with changes that become agent events."""
+    """The agent's tables for which changes become agent events."""
 
     endpoints: Table[int, Endpoint]
     realized: Table[int, RealizedPolicy]
@@ -133,7 +135,7 @@ class FollowedTables(msgspec.Struct, frozen=True):
 
 
 class Hubble:
-    """Stores this node's events while the agent runs, if enable-hubble is true."""
+    """Fills the ring with this node's events while the agent runs, if enable-hubble is true."""
 
     def __init__(
         self,
@@ -164,20 +166,20 @@ class Hubble:
 
     @property
     def observer(self) -> FlowObserver | None:
-        """Answers queries; None without enable-hubble."""
+        """The observer, which answers queries; None if enable-hubble is false."""
         return self._sources.observer if self._sources is not None else None
 
     async def _take(self) -> None:
-        """Process events until the agent stops. Raises HiveError if the kernel provides no buffers."""
+        """Process events until the agent stops. Raises HiveError if there are no perf buffers."""
         if self._sources is not None:
             await self._sources.run(self._events, self._queue_size)
 
 
 @after(AgentReady)
 class AgentNotifications:
-    """Publishes changes in the agent for the monitor's clients; follows tables only while there are clients.
+    """Publishes agent notifications to clients of the monitor socket; watches tables only for clients.
 
-    Hubble makes its own notifications of the same tables, from the start on.
+    Hubble creates its own notifications from the same tables, from the agent's start on.
     """
 
     def __init__(
@@ -212,37 +214,37 @@ class AgentNotifications:
                     following = None
 
     async def _follow(self, scope: anyio.CancelScope) -> None:
-        """Publish changes from now on, until the scope is cancelled."""
+        """Publish changes of the tables until the scope is cancelled; initial rows are skipped."""
         from cells.hubble import notifications as n
 
         of, policies = self._followed, self._policies
         with scope:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, _later(of.services), n.of_frontends)
-                tasks.start_soon(self._watch, _later(of.endpoints), n.of_endpoints)
+                tasks.start_soon(self._watch, _changes_from_now(of.services), n.of_frontends)
+                tasks.start_soon(self._watch, _changes_from_now(of.endpoints), n.of_endpoints)
                 realized = partial(n.of_realized, endpoints=of.endpoints)
-                tasks.start_soon(self._watch, _later(of.realized), realized)
-                tasks.start_soon(self._watch, _later(of.ipcache.table), n.of_prefixes)
+                tasks.start_soon(self._watch, _changes_from_now(of.realized), realized)
+                tasks.start_soon(self._watch, _changes_from_now(of.ipcache.table), n.of_prefixes)
                 if of.policies is not None and policies is not None:
-                    in_force = n.PolicyNotifications(policies, of.policies.all())
-                    tasks.start_soon(self._watch, _later(of.policies), in_force.of)
+                    policy_notifications = n.PolicyNotifications(policies, of.policies.all())
+                    tasks.start_soon(self._watch, _changes_from_now(of.policies), policy_notifications.of)
 
     async def _watch(
         self,
         changes: AsyncIterable[list[Change[Any, Any]]],
-        notified: Callable[[list[Change[Any, Any]]], Iterator[Notified]],
+        to_notifications: Callable[[list[Change[Any, Any]]], Iterator[Notified]],
     ) -> None:
         async for batch in changes:
-            for start in range(0, len(batch), AT_ONCE):
-                for one in notified(batch[start : start + AT_ONCE]):
+            for start in range(0, len(batch), NOTIFICATION_BATCH):
+                for one in to_notifications(batch[start : start + NOTIFICATION_BATCH]):
                     self._publish(*one)
-                await anyio.lowlevel.checkpoint()  # clients take what they have before their queues are full
+                await anyio.lowlevel.checkpoint()  # lets clients drain their queues, which would overflow
 
     def _publish(self, kind: int, body: Notification) -> None:
         text = msgspec.json.encode(body).decode()
         self._events.publish(AgentNotification(kind, text).data)
 
 
-def _later(table: ReadTable[Any, Any]) -> AsyncIterable[list[Change[Any, Any]]]:
-    """Changes from now on."""
+def _changes_from_now(table: ReadTable[Any, Any]) -> AsyncIterable[list[Change[Any, Any]]]:
+    """Watch a table without its initial rows."""
     return table.changes(since=table.revision)

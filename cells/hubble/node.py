@@ -1,8 +1,8 @@
-"""Hubble: reports of the datapath, the proxies and the agent as flows with names.
+"""The Hubble cell: events of the datapath, the proxies and the agent as flows with names.
 
-Source: the datapath's events and access logs (Events), and the agent's tables; a ring stores the last ones.
-Why:    an event has numbers; operators ask for pods, services and the policy of a verdict. Unless
-        enable-hubble is true, none of this is imported and no event is read.
+Source: perf events and access logs (``Events``), and the agent's tables; a ring stores the last events.
+Why:    an event has addresses, identities and ports; operators need pods, services and the policies behind
+        a verdict. Unless enable-hubble is true, none of these modules is imported and no event is read.
 
 Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
 hubble-skip-unknown-cgroup-ids, hubble-redact-*; hubble-socket-path, hubble-listen-address, hubble-tls-*,

@@ -1,8 +1,8 @@
-"""Changes in the agent as Cilium's notifications, for monitors on the socket and for Hubble.
+"""Cilium's agent notifications, from changes of the agent's tables.
 
-Controller: tables of endpoints, policies, prefixes and services in; events for the monitor's clients out.
-Why:        watchers of packets also see what the agent did: a policy, an endpoint, an address.
-Source:     Cilium 1.17, pkg/monitor/api (AgentNotifyMessage and its notifications).
+Why:    ``cilium-dbg monitor`` and Hubble show what the agent did beside the packets: policies, endpoints,
+        ipcache and services. AgentNotifications sends them to monitor clients, EventSources to the ring.
+Source: Cilium 1.17, pkg/monitor/api (AgentNotifyMessage and its notifications).
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ SERVICE_UPSERTED, SERVICE_DELETED = 11, 12
 
 
 class _Notification(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """Base of the notifications, in the JSON that monitors print: without defaults, except fields that have
-    none.
-    """
+    """Base of the notifications in their JSON form: fields with defaults are omitted if unset."""
 
 
 class AgentStarted(_Notification, frozen=True, kw_only=True):
@@ -81,7 +79,7 @@ class PrefixChanged(_Notification, frozen=True, kw_only=True):
 
 
 class AddressPort(msgspec.Struct, frozen=True):
-    """Of a frontend or backend."""
+    """The address of a frontend or backend."""
 
     ip: str = ""
     port: int = 0
@@ -117,19 +115,19 @@ Notification = (
     | ServiceDeleted
 )
 Notified = tuple[int, Notification]
-"""The number of its kind, and its content."""
+"""The notification's number (AgentNotification), and its body."""
 
 
 def started() -> Notified:
-    """The notification of the agent's start."""
+    """Return the notification of the agent's start."""
     return START, AgentStarted(time=datetime.now(UTC).isoformat())
 
 
-# Changes of tables as notifications.
+# Conversion of table changes.
 
 
 def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iterator[Notified]:
-    """Notifications about changed frontends."""
+    """Yield the notifications for changed frontends."""
     for change in changes:
         row = change.row
         if row is None:
@@ -155,7 +153,7 @@ def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iter
 
 
 def of_endpoints(changes: Iterable[Change[int, Endpoint]]) -> Iterator[Notified]:
-    """Notifications about created and deleted endpoints."""
+    """Yield the notifications for created and deleted endpoints."""
     for change in changes:
         row = change.row or change.old
         if row is None or (change.old is not None and change.row is not None):
@@ -169,7 +167,7 @@ def of_endpoints(changes: Iterable[Change[int, Endpoint]]) -> Iterator[Notified]
 def of_realized(
     changes: Iterable[Change[int, RealizedPolicy]], endpoints: Table[int, Endpoint]
 ) -> Iterator[Notified]:
-    """Notifications about changed realized policies."""
+    """Yield the notifications for regenerated endpoints: a new revision or error of the policy map."""
     for change in changes:
         row, old = change.row, change.old
         if row is None or (old is not None and (row.revision, row.error) == (old.revision, old.error)):
@@ -184,7 +182,7 @@ def of_realized(
 
 
 def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notified]:
-    """Notifications about changed identities of prefixes."""
+    """Yield the notifications for ipcache entries that were changed or deleted."""
     for change in changes:
         row, old = change.row or change.old, None if change.deleted else change.old
         if row is None:
@@ -196,8 +194,8 @@ def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notifi
                 cidr=row.prefix,
                 id=row.identity,
                 old_id=old.identity if old is not None else None,
-                host_ip=_host(row),
-                old_host_ip=_host(old) if old is not None else "",
+                host_ip=_host_ip(row),
+                old_host_ip=_host_ip(old) if old is not None else "",
                 encrypt_key=row.encrypt_key,
                 namespace=namespace,
                 pod_name=pod_name,
@@ -206,22 +204,22 @@ def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notifi
 
 
 class PolicyNotifications:
-    """Notifications about policy objects; deletions have the labels of the deleted rules."""
+    """Creates the notifications for policy objects; remembers labels for those of deletions."""
 
     def __init__(self, view: PolicyView, known: Iterable[PolicyObject] = ()) -> None:
         self._view = view
         self._labels = {
-            _key(row): rules for row in known if (rules := self._in_force(row)) or not row.refused
+            _object_key(row): rules for row in known if (rules := self._rule_labels(row)) or not row.refused
         }
 
     def of(self, changes: Iterable[Change[tuple[str, str, str], PolicyObject]]) -> Iterator[Notified]:
-        """Notifications about changes after the known state."""
+        """Yield the notifications for changed policy objects."""
         for change in changes:
             rules: Sequence[Sequence[str]] | None = None
             if change.row is None:
                 rules = self._labels.pop(change.key, None)
             elif not change.row.refused:
-                rules = self._labels[change.key] = self._in_force(change.row)
+                rules = self._labels[change.key] = self._rule_labels(change.row)
             if rules is not None:
                 yield (
                     POLICY_DELETED if change.deleted else POLICY_UPDATED,
@@ -232,14 +230,14 @@ class PolicyNotifications:
                     ),
                 )
 
-    def _in_force(self, row: PolicyObject) -> Sequence[Sequence[str]]:
-        return self._view.labels_of(*_key(row))
+    def _rule_labels(self, row: PolicyObject) -> Sequence[Sequence[str]]:
+        return self._view.labels_of(*_object_key(row))
 
 
-def _key(row: PolicyObject) -> tuple[str, str, str]:
+def _object_key(row: PolicyObject) -> tuple[str, str, str]:
     return row.kind, row.namespace, row.name
 
 
-def _host(row: IpcacheEntry) -> str:
-    """The tunnel endpoint; empty if there is none."""
+def _host_ip(row: IpcacheEntry) -> str:
+    """Return the tunnel endpoint of an ipcache entry; empty if there is none."""
     return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""

@@ -1,13 +1,13 @@
-"""The ring of this node's last events.
+"""The ring buffer of this node's last events, and the scheduling of its readers.
 
-It stores undecoded datapath records with the resolver of their moment: a client that reads builds the flow.
-So events are cheap without readers, and a flow that is read later has the names of its time. Readers take
-turns, in the order in which they wait.
+The ring stores undecoded datapath records, each with the resolver for the names at its time; a flow is built
+when a client first reads it. So storing an event is cheap, and a flow read later has the names of its time.
+``FlowObserver`` adds the events and reads them for clients through a ReaderScheduler.
 
-Why:    a hundred readers delay the other work of the event loop, above all the ADD of a pod, no longer than
-        a few of them. While pods are added, clients get a part of the processor's time: an ADD is a
-        millisecond of work of several processes, which readers that follow continuously would delay between
-        its steps. A reader's task is woken when it has a result, not for each event.
+Why:    readers get a bounded share of the event loop, so that a hundred of them delay other work, above all
+        a CNI ADD, no longer than a few do. While pods are added, clients get a smaller share of the CPU: an
+        ADD is a millisecond of work spread over several processes, and continuously reading followers would
+        delay each of its steps. A reader's task is woken per result, not per event.
 Source: Cilium 1.17, pkg/hubble/container.
 """
 
@@ -34,19 +34,19 @@ from cells.observe.events import Lost, Sample
 from lifecycle.http import turns_of
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
-"""First bytes of records that become flows."""
+"""Message types (first bytes) of records that become flows: drop, capture, trace, policy verdict, socket."""
 _RECENT: Final = 1024
-"""Built events that readers at the same position share."""
-_ROUND: Final = 0.0002
-"""Approximate time for reading in one turn of the event loop, in seconds."""
-_SERVED: Final = 4
-"""Maximum number of clients that are answered in one turn: 0.1 ms of work."""
-_ADDING: Final = 0.1
-"""Seconds since the last call of the CNI plugin for which pods count as being added."""
-_WORK: Final = 0.001
-"""Approximate time of turns after which clients pause while pods are added, in seconds."""
+"""Number of decoded events that are cached for readers at about the same position."""
+_ROUND_SECONDS: Final = 0.0002
+"""Time for readers in one iteration of the event loop, in seconds; approximate."""
+_MAX_SERVED: Final = 4
+"""Maximum number of results for clients in one iteration: sending them takes 0.1 ms."""
+_ADD_WINDOW: Final = 0.1
+"""Seconds after the last CNI call during which pods count as being added."""
+_BUSY_LIMIT: Final = 0.001
+"""Seconds of reading after which clients pause while pods are added; approximate."""
 _PAUSE: Final = 0.009
-"""Length of this pause in seconds: clients get a tenth of a processor."""
+"""Length of the pause in seconds: with _BUSY_LIMIT, clients get a tenth of a CPU."""
 
 T = TypeVar("T")
 
@@ -54,22 +54,22 @@ T = TypeVar("T")
 class _Slot(msgspec.Struct, frozen=True, gc=False):
     time: int
     event: Sample | HubbleEvent | None
-    """A record of the datapath, an event that was built when it came, or None: a record that becomes none."""
+    """A datapath record, an event built on arrival, or None for a record found not to become an event."""
     resolver: Resolver | None = None
     record: Sample | None = None
-    """What an event was built of, or a record that becomes none."""
+    """The record of an event built on arrival, or the record that does not become an event."""
 
 
 class _Built(msgspec.Struct):
     number: int
     event: HubbleEvent | None
-    """None: the record becomes no event."""
+    """None if the record does not become an event."""
     response: bytes = b""
-    """Of GetFlows without a mask; empty until a client asks for it."""
+    """The encoded GetFlowsResponse without a field mask; empty until a client requests it."""
 
 
 class FlowRing:
-    """The last events, numbered from 0 in order of arrival."""
+    """A ring buffer of events, numbered from 0 in order of arrival."""
 
     def __init__(self, capacity: int, parser: Parser) -> None:
         check_capacity(capacity)
@@ -94,7 +94,7 @@ class FlowRing:
         resolver: Resolver | None = None,
         record: Sample | None = None,
     ) -> None:
-        """Add an event, replacing the oldest."""
+        """Append an event; a full ring drops the oldest one."""
         number = self.end
         self._slots[number % self.capacity] = _Slot(time, event, resolver, record)
         self.end = number + 1
@@ -104,37 +104,37 @@ class FlowRing:
             self.seen_flows += 1
 
     def next_uuid(self) -> str:
-        """The UUID of the next event."""
+        """Return the UUID of the next event."""
         return self._uuid(self.end)
 
     def time_of(self, number: int) -> int:
-        """When an event in the ring arrived."""
+        """Return the time of arrival of an event, in nanoseconds since 1970."""
         return self.slot(number).time
 
     def is_lost(self, number: int) -> bool:
-        """Whether an event in the ring reports a loss."""
+        """Whether an event is a LostEvent."""
         return type(self.slot(number).event) is LostEvent
 
     def is_flow(self, number: int) -> bool:
-        """Whether an event in the ring is a flow, or a record that should become one."""
+        """Whether an event is a flow, or a record of a type that becomes a flow."""
         event = self.slot(number).event
         return event.data[:1] in FLOW_RECORDS if type(event) is Sample else type(event) is Flow
 
-    def holds(self, number: int) -> bool:
-        """Whether an event in the ring may be valid: not yet known to be a record without an event."""
+    def may_have_event(self, number: int) -> bool:
+        """Whether a slot has an event, or a record that is not yet known to become none."""
         return self.slot(number).event is not None
 
-    def may_be(self, number: int, records: Container[bytes]) -> bool:
-        """Whether an event in the ring is one of these records, or not a record of the datapath."""
+    def matches(self, number: int, records: Container[bytes]) -> bool:
+        """Whether an event is a record of one of these types, or not a datapath record."""
         event = self.slot(number).event
         return type(event) is not Sample or event.data[:1] in records
 
     def event(self, number: int) -> HubbleEvent | None:
-        """An event in the ring; None for a record without an event."""
+        """Return an event, decoded if necessary; None for a record that does not become an event."""
         return self._built(number).event
 
     def record(self, number: int) -> Sample | Lost | None:
-        """The undecoded record of an event in the ring; None if the agent created it."""
+        """Return the undecoded record of an event; None for an event that the agent created."""
         slot = self.slot(number)
         if type(slot.event) is LostEvent:
             of_cpu = slot.event.source == LostEventSource.PERF_EVENT_RING_BUFFER
@@ -142,7 +142,7 @@ class FlowRing:
         return slot.event if type(slot.event) is Sample else slot.record
 
     def flow_response(self, number: int, node_name: str) -> bytes:
-        """The response of GetFlows with the flow or loss of this number."""
+        """Return the encoded GetFlowsResponse with a flow or a LostEvent; empty for other events."""
         built = self._built(number)
         event = built.event
         if not built.response and event is not None:
@@ -153,7 +153,7 @@ class FlowRing:
         return built.response
 
     def slot(self, number: int) -> _Slot:
-        """The slot of an event in the ring."""
+        """Return the slot of an event. Raises IndexError if the ring does not contain it."""
         slot = self._slots[number % self.capacity]
         end = self.end
         if slot is None or not end - self.capacity <= number < end:
@@ -161,10 +161,10 @@ class FlowRing:
         return slot
 
     def _built(self, number: int) -> _Built:
-        place = number % _RECENT
-        built = self._recent[place]
+        index = number % _RECENT
+        built = self._recent[index]
         if built is None or built.number != number:
-            built = self._recent[place] = _Built(number, self._build(number))
+            built = self._recent[index] = _Built(number, self._build(number))
         return built
 
     def _build(self, number: int) -> HubbleEvent | None:
@@ -181,7 +181,7 @@ class FlowRing:
             return None
 
     def _uuid(self, number: int) -> str:
-        """A random UUID for each number, always the same one."""
+        """Return the UUID of an event: random, but always the same one for a number."""
         text = f"{(number + 1) * self._uuid_step & (1 << 122) - 1:032x}"[-31:]
         return (
             f"{text[:8]}-{text[8:12]}-4{text[12:15]}-{'89ab'[int(text[15], 16) & 3]}{text[16:19]}-{text[19:]}"
@@ -193,7 +193,7 @@ _pack_time = field_packer(GetFlowsResponse, "time")
 
 
 def encode_flow_response(flow: Flow) -> bytes:
-    """As encode() of a GetFlowsResponse with the flow, its node and its time, but faster."""
+    """Encode a GetFlowsResponse with the flow, its node and its time; faster than encode()."""
     data = encode(flow)
     node_name = _pack_node_name(flow.node_name) if flow.node_name else b""
     time = _pack_time(flow.time) if flow.time is not None else b""
@@ -201,91 +201,94 @@ def encode_flow_response(flow: Flow) -> bytes:
 
 
 def encode_loss_response(event: LostEvent, time: int, node_name: str) -> bytes:
-    """A GetFlowsResponse with lost events."""
+    """Encode a GetFlowsResponse with a LostEvent."""
     return encode(GetFlowsResponse(lost_events=event, node_name=node_name, time=time))
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _RingReader(msgspec.Struct, eq=False):
     read: Callable[[], Any]
     at_end: Callable[[], bool]
-    found: asyncio.Future[Any]
+    future: asyncio.Future[Any]
 
 
-class ReaderTurns:
-    """Assigns turns to readers. With ``yielding``, readers pause while pods are added."""
+class ReaderScheduler:
+    """Runs readers of the ring in FIFO order, for a bounded time per iteration of the event loop.
+
+    With ``yielding``, readers pause while pods are added.
+    """
 
     def __init__(self, *, yielding: bool = False) -> None:
         self._yielding = yielding
-        self._waiting: deque[_Waiting] = deque()
-        self._idle: dict[_Waiting, None] = {}
-        """Readers that have read everything, in the order of their last turns."""
-        self._running = False
-        self._began: float | None = None
-        """When the present turn began; None if there is none."""
-        self._worked = 0.0
-        """Seconds of turns since the last pause."""
+        self._waiting: deque[_RingReader] = deque()
+        self._idle: dict[_RingReader, None] = {}
+        """Readers at the end of the ring, in the order in which they last ran."""
+        self._scheduled = False
+        self._round_start: float | None = None
+        """Start of the current round; None if there is none."""
+        self._busy = 0.0
+        """Seconds of reading since the last pause."""
 
     async def read(self, read: Callable[[], T | None], at_end: Callable[[], bool]) -> T:
-        """Call a function in the reader's turns until it returns a result. Returns the result.
+        """Call ``read`` when it is scheduled, until it returns a result; return the result.
 
-        If there is nothing to read, the next turn follows wake(). Raises the error of the function.
+        While ``at_end`` is true, the next call waits for wake(). Raises the exception of ``read``.
         """
-        reader = _Waiting(read, at_end, asyncio.get_running_loop().create_future())
+        reader = _RingReader(read, at_end, asyncio.get_running_loop().create_future())
         if at_end():
             self._idle[reader] = None
         else:
             self._waiting.append(reader)
-            self._run()
+            self._schedule()
         try:
-            result: T = await reader.found
+            result: T = await reader.future
         finally:
             self._idle.pop(reader, None)
         return result
 
     def wake(self) -> None:
-        """Wake idle readers, as there are new events."""
+        """Schedule the idle readers, after new events."""
         if self._idle:
             self._waiting.extend(self._idle)
             self._idle.clear()
-            self._run()
+            self._schedule()
 
-    def _run(self) -> None:
-        if not self._running:
-            self._running = True
-            asyncio.get_running_loop().call_soon(self._next)
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_round)
 
-    def _next(self) -> None:
-        """Assign the turns of this turn of the event loop."""
+    def _run_round(self) -> None:
+        """Run readers until the round's time or number of results is used up."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._began is not None:
-            self._worked += now - self._began
-            self._began = None
-        if self._worked >= _WORK:
-            self._worked = 0.0
-            if self._yielding and now - turns_of(loop).preceded_at < _ADDING:
-                loop.call_later(_PAUSE, self._next)
+        if self._round_start is not None:
+            self._busy += now - self._round_start
+            self._round_start = None
+        if self._busy >= _BUSY_LIMIT:
+            self._busy = 0.0
+            if self._yielding and now - turns_of(loop).preceded_at < _ADD_WINDOW:
+                loop.call_later(_PAUSE, self._run_round)
                 return
         if not self._waiting:
-            self._running = False
+            self._scheduled = False
             return
-        self._began = now
+        self._round_start = now
         served = 0
-        while self._waiting and served < _SERVED and loop.time() - now < _ROUND:
-            served += self._give(self._waiting.popleft())
-        loop.call_soon(self._next)
+        while self._waiting and served < _MAX_SERVED and loop.time() - now < _ROUND_SECONDS:
+            served += self._poll(self._waiting.popleft())
+        loop.call_soon(self._run_round)
 
-    def _give(self, reader: _Waiting) -> bool:
-        """Let a reader read. Returns whether it had a result."""
-        if reader.found.done():  # its task was cancelled
+    def _poll(self, reader: _RingReader) -> bool:
+        """Call a reader once. Return whether it has ended with a result or an exception."""
+        if reader.future.done():  # its task was cancelled
             return False
         try:
             result = reader.read()
         except Exception as error:  # noqa: BLE001  # its task raises it
-            reader.found.set_exception(error)
+            reader.future.set_exception(error)
             return True
         if result is not None:
-            reader.found.set_result(result)
+            reader.future.set_result(result)
             return True
         if reader.at_end():
             self._idle[reader] = None

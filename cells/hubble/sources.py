@@ -1,4 +1,6 @@
-"""Sources of Hubble's events: Events for the datapath and the proxies, and the agent's tables.
+"""Fills Hubble's ring with datapath records, access logs of the proxies, and agent events from tables.
+
+``Hubble`` runs EventSources while the agent runs; ``FlowObserver`` stores the events.
 
 Source: Cilium 1.17, pkg/hubble/monitor and pkg/monitor/agent.
 """
@@ -17,11 +19,11 @@ from cells.hubble import notifications
 from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
 from cells.hubble.hubble import MONITOR_EVENTS, HubbleSettings, KnownNames
-from cells.hubble.moments import FrontendIndex, Moment, Moments
 from cells.hubble.observer import FlowObserver
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.parser.node_events import agent_event
+from cells.hubble.resolvers import FrontendIndex, ResolverSnapshots, SnapshotResolver
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import (
     Events,
@@ -39,7 +41,7 @@ from cells.services.control import ServedFrontend
 from lifecycle import Change
 
 VERSION: Final = "cilium v1.17.0"
-"""Version of Hubble's interfaces, as Cilium's servers report it."""
+"""Version of Hubble's API, as Cilium's ServerStatus reports it."""
 DEFAULT_CLUSTER: Final = "default"
 AGENT: Final = MONITOR_EVENTS["agent"]
 _QUEUE_FOR_CPU: Final = 1024
@@ -47,18 +49,18 @@ _LONGEST_QUEUE: Final = 16384
 
 
 def queue_size(settings: HubbleSettings) -> int:
-    """Maximum number of events that wait for processing."""
+    """Return the maximum number of unprocessed events."""
     return settings.hubble_event_queue_size or min(_QUEUE_FOR_CPU * (os.cpu_count() or 1), _LONGEST_QUEUE)
 
 
 def origin_of(config: AgentConfig) -> FlowOrigin:
-    """The fields that all flows of this node share; its labels follow the Node object."""
+    """Return the fields that all flows of this node share; EventSources.nodes sets the node labels."""
     name, cluster = config.node_name, config.cluster_name
     return FlowOrigin(name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}")
 
 
 class EventSources:
-    """Fills an observer's ring."""
+    """Converts monitor events and table changes to Hubble events and adds them to the ring."""
 
     def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: FlowOrigin) -> None:
         self._policies = None
@@ -70,17 +72,17 @@ class EventSources:
         parser = Parser(origin, skip_unknown_cgroup_ids=settings.hubble_skip_unknown_cgroup_ids)
         self.observer = FlowObserver(settings.hubble_event_buffer_capacity, origin, parser, VERSION)
         self._frontends = FrontendIndex()
-        self._moments = Moments(tables, self._frontends, parser)
+        self._snapshots = ResolverSnapshots(tables, self._frontends, parser)
         self._l7 = L7Parser(origin, _redaction(settings))
         kinds = {MONITOR_EVENTS[name] for name in settings.hubble_monitor_events}
         self._kinds = frozenset(kinds or MONITOR_EVENTS.values())
-        if AGENT in kinds:  # access logs are events of the agent
+        if AGENT in kinds:  # Cilium counts access logs as agent events
             self._kinds |= {ACCESS_LOG}
 
     async def run(self, events: Events, room: int) -> None:
-        """Process events, of which up to `room` wait, until the agent stops.
+        """Process events until the agent stops; at most `room` events are queued, later ones are lost.
 
-        Raises HiveError if the kernel provides no buffers.
+        Raises HiveError if the kernel cannot provide the perf buffers.
         """
         with events.subscribe(room) as subscription:
             self._report([notifications.started()])
@@ -88,11 +90,11 @@ class EventSources:
                 self.take(batch)
 
     def take(self, batch: Iterable[Sample | Lost]) -> None:
-        """Process events of the datapath and the proxies."""
+        """Add datapath records, access logs and losses to the ring."""
         now = time.time_ns()
-        moments, kinds = self._moments, self._kinds
-        moments.refresh()
-        records: list[tuple[Sample, Moment]] = []
+        snapshots, kinds = self._snapshots, self._kinds
+        snapshots.refresh()
+        records: list[tuple[Sample, SnapshotResolver]] = []
         for each in batch:
             if isinstance(each, Lost):
                 self.observer.add(records, now)
@@ -100,14 +102,14 @@ class EventSources:
                 self.observer.add_event(_lost(each), now)
                 continue
             kind = each.data[0] if each.data else 0
-            if kind not in kinds or kind == AGENT:  # the agent's own come from its tables
+            if kind not in kinds or kind == AGENT:  # agent events are created from the tables
                 continue
             if kind == ACCESS_LOG:
                 self.observer.add(records, now)
                 records = []
                 self._take_request(each, now)
             else:
-                records.append((each, moments.of(each)))
+                records.append((each, snapshots.of(each)))
         self.observer.add(records, now)
 
     def _take_request(self, sample: Sample, now: int) -> None:
@@ -116,7 +118,7 @@ class EventSources:
             return
         stamp = Stamp(now, self.observer.ring.next_uuid())
         try:
-            flow = self._l7.read(access_log_record(record), stamp, self._moments.now)
+            flow = self._l7.read(access_log_record(record), stamp, self._snapshots.current)
         except EventError:
             return
         if isinstance(record, RequestRecord) and (shown := self._l7.redacted(record)) != record:
@@ -129,37 +131,37 @@ class EventSources:
                 self.observer.add_event(agent_event(kind, notification), time.time_ns())
 
     async def frontends(self, changes: list[Change[FrontendKey, ServedFrontend]]) -> None:
-        """Process changed frontends."""
+        """Add service events for changed frontends, and update the index of services."""
         self._frontends.follow(changes)
         self._report(notifications.of_frontends(changes))
 
     async def endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
-        """Process created and deleted endpoints."""
+        """Add events for created and deleted endpoints."""
         self._report(notifications.of_endpoints(changes))
 
     async def realized(self, changes: list[Change[int, RealizedPolicy]]) -> None:
-        """Process changes of realized policies."""
+        """Add events for regenerated endpoints, from changes of realized policies."""
         self._report(notifications.of_realized(changes, self._endpoints))
 
     async def prefixes(self, changes: list[Change[str, IpcacheEntry]]) -> None:
-        """Process changed identities of prefixes."""
+        """Add ipcache events for prefixes with a changed identity."""
         self._report(notifications.of_prefixes(changes))
 
     async def nodes(self, changes: list[Change[tuple[str, str], Node]]) -> None:
-        """Process changed nodes, for the labels of this one."""
+        """Update the node labels of flows if this node's row changed."""
         for change in changes:
             if change.key == ("", self._node_name):
                 labels = change.row.labels if change.row is not None else {}
                 self._origin.node_labels = tuple(sorted(f"{key}={value}" for key, value in labels.items()))
 
     async def policies(self, changes: list[Change[tuple[str, str, str], PolicyObject]]) -> None:
-        """Process changed policy objects."""
+        """Add events for changed policy objects."""
         if self._policies is not None:
             self._report(self._policies.of(changes))
 
 
 def _lost(event: Lost) -> LostEvent:
-    """An event about losses in a CPU's buffer or in the queue."""
+    """Convert a loss to a LostEvent: in the perf buffer of a CPU, or without a CPU in the queue."""
     source = LostEventSource.PERF_EVENT_RING_BUFFER
     if event.cpu is None:
         source = LostEventSource.OBSERVER_EVENTS_QUEUE

@@ -1,8 +1,9 @@
-"""Describes every operation of the API, and generates the OpenAPI document.
+"""The OpenAPI document of the API, generated from the described operations.
 
-The running agent does not import it: ``hive api`` and the tests do.
+``hive api`` prints it, and tests derive valid and invalid requests from it; the running agent does not import
+it.
 
-Why: people write clients by it, or generate clients from it; tests derive valid and invalid requests from it.
+Source: OpenAPI 3.1.1 (spec.openapis.org/oas/v3.1.1); types by msgspec as JSON Schema 2020-12.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ from cells.api.wire import JSON
 
 __all__ = ["DESCRIBED", "Described", "document"]
 
-
-# The OpenAPI document of the API.
-#
-# Source: OpenAPI 3.1.1 (spec.openapis.org/oas/v3.1.1); types by msgspec as JSON Schema 2020-12.
 
 DESCRIBED: tuple[Described, ...] = (
     *endpoints.OPERATIONS,
@@ -56,7 +53,7 @@ _ZERO: tuple[object, ...] = ("", 0, False, [], {})
 
 
 def document() -> dict[str, Any]:
-    """The document as JSON's builtins; operations in order of description."""
+    """Return the document as JSON builtins; operations in order of description."""
     types = list(_types())
     schemas, components = _components(types)
     named = _Schemas(types, list(schemas))
@@ -80,7 +77,7 @@ def document() -> dict[str, Any]:
 
 
 def _components(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Schemas of types and of structs in them, by Cilium's names: Endpoint for EndpointModel."""
+    """Return the schemas of types and nested structs by Cilium's names, e.g. Endpoint for EndpointModel."""
     schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=REF)
     named = {_upstream_name(name): _by_upstream_names(schema) for name, schema in components.items()}
     return [_by_upstream_names(schema) for schema in schemas], named
@@ -102,7 +99,7 @@ def _by_upstream_names(schema: Any) -> Any:
 
 
 class _Schemas:
-    """The schema of each type in use."""
+    """Caches the schema of each type in use."""
 
     def __init__(self, types: list[Any], schemas: list[dict[str, Any]]) -> None:
         self._known = list(zip(types, schemas, strict=True))
@@ -120,9 +117,9 @@ def _types() -> Iterable[Any]:
 
 
 def _anything(kind: type) -> dict[str, Any]:
-    """The schema of a value of any type.
+    """Return the schema of ``object``: any value.
 
-    Raises NotImplementedError for types that msgspec does not support.
+    Raises NotImplementedError for all types that msgspec and this function do not support.
     """
     if kind is object:
         return {"description": "Anything."}
@@ -130,7 +127,7 @@ def _anything(kind: type) -> dict[str, Any]:
 
 
 def _without_zeros(schema: Any) -> Any:
-    """A schema without defaults that mean only that a key may be absent."""
+    """Remove defaults that only mean that a key may be absent."""
     if isinstance(schema, list):
         return [_without_zeros(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The description of one operation."""
+"""Types that describe an operation of the API: parameters, body and responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The JSON body of a request, of type ``kind``."""
+    """The JSON body of a request of type ``kind``."""
 
     kind: Any
     text: str
@@ -37,7 +37,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class DescribedResponse(msgspec.Struct, frozen=True):
-    """A possible response of an operation. Responses of one status are alternatives."""
+    """A possible response of an operation; several for one status are alternatives."""
 
     status: int
     text: str
@@ -45,9 +45,9 @@ class DescribedResponse(msgspec.Struct, frozen=True):
     """Type of the body; None without a body."""
     content: str = JSON
     lines: bool = False
-    """Whether the body is a stream of lines, each one ``kind``; clients skip empty lines."""
+    """Whether the body is a stream of lines of ``kind``; clients must skip empty lines."""
     links: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    """Operations to continue with, and where this response has their parameters."""
+    """Subsequent operations, and where this response contains their parameters."""
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Described(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     alias: bool = False
-    """Whether another path has the same operation, and its id."""
+    """Whether another path has the same operation with the same ID."""
 
     @property
     def id(self) -> str:
@@ -69,17 +69,17 @@ class Described(msgspec.Struct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """The subject of the operation: a part of its path."""
+        """The tag: an element of its path."""
         parts = self.path.split("/")
         return parts[2] if parts[1] == "v1" else parts[1]
 
     @property
     def is_cilium(self) -> bool:
-        """Whether Cilium has the operation."""
+        """Whether Cilium's API has the operation."""
         return self.path.startswith("/v1/")
 
     def all_answers(self) -> list[DescribedResponse]:
-        """The operation's responses, and those that all similar operations have."""
+        """The operation's responses, and those common to similar operations."""
         found = list(self.answers)
         if self.is_cilium:
             found.append(
@@ -102,44 +102,44 @@ class Described(msgspec.Struct, frozen=True):
 
 
 def operation_id(method: str, path: str) -> str:
-    """``PutEndpointID`` for PUT /v1/endpoint/{id}: Cilium's names, also for operations outside of /v1."""
+    """Return e.g. ``PutEndpointID`` for PUT /v1/endpoint/{id}; in Cilium's style also outside /v1."""
     if name := operation_name(method, path):
         return name
     return method.capitalize() + "".join(word.capitalize() for word in re.findall(r"[a-z]+", path))
 
 
 def ok(text: str, kind: Any = None, *, status: int = 200, **more: Any) -> DescribedResponse:
-    """A response without error."""
+    """Describe a successful response."""
     return DescribedResponse(status, text, kind, **more)
 
 
 def error(status: int, text: str) -> DescribedResponse:
-    """An error with a text as body."""
+    """Describe an error with a text as body."""
     return DescribedResponse(status, text, Error)
 
 
 def bare(status: int, text: str) -> DescribedResponse:
-    """An error without a body."""
+    """Describe an error without a body."""
     return DescribedResponse(status, text)
 
 
 def problem(status: int, text: str) -> DescribedResponse:
-    """The framework's refusal of a request that it cannot decode."""
+    """Describe go-openapi's refusal of a request that cannot be decoded."""
     return DescribedResponse(status, text, Problem)
 
 
 def path(name: str, text: str, *, kind: Any = str, example: object = None) -> Parameter:
-    """A parameter in the path."""
+    """Describe a path parameter."""
     return Parameter(name, "path", kind, text, required=True, example=example)
 
 
 def query(
     name: str, text: str, *, kind: Any = str, required: bool = False, example: object = None
 ) -> Parameter:
-    """A parameter in the query."""
+    """Describe a query parameter."""
     return Parameter(name, "query", kind, text, required=required, example=example)
 
 
 def header(name: str, text: str, *, kind: Any = bool) -> Parameter:
-    """A parameter in a header."""
+    """Describe a header parameter."""
     return Parameter(name, "header", kind, text)

@@ -240,7 +240,7 @@ SERVICE_OPERATIONS = (
 )
 
 
-# Subsystems of Cilium that are not built: there are no objects, and changes are refused.
+# Subsystems of Cilium that are not built: lists are empty and changes are refused.
 #
 # Source: Cilium 1.17, api/v1/openapi.yaml; only the responses that this agent gives are listed.
 

@@ -1,4 +1,7 @@
-"""Operations of the REST API: cells' contributions, disabled operations, subsystems that are not built."""
+"""Types of the API's operations (Route, ApiPart), disabled operations, and subsystems that are not built.
+
+Each cell contributes an ApiPart; ``server`` serves their routes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ __all__ = [
 ]
 
 
-# Operations that the administrator has disabled.
+# Disabled operations.
 #
 # Source: Cilium 1.17, enable-cilium-api-server-access; the names are those of its generated server.
 
@@ -44,7 +47,7 @@ class AccessSettings(Settings, frozen=True):
 
 
 def operation_name(method: str, path: str) -> str:
-    """``PutEndpointID`` for PUT /v1/endpoint/{id}; empty for operations that are not Cilium's."""
+    """Return e.g. ``PutEndpointID`` for PUT /v1/endpoint/{id}; empty for operations that Cilium lacks."""
     if not path.startswith(_BASE):
         return ""
     words = re.findall(r"[a-z]+", path.removeprefix(_BASE))
@@ -54,7 +57,7 @@ def operation_name(method: str, path: str) -> str:
 def denied(
     wanted: Iterable[str], names: Iterable[str], option: str = "enable-cilium-api-server-access"
 ) -> frozenset[str]:
-    """The operations that the option disables.
+    """Return the names of the operations that the option disables.
 
     Raises UsageError if an item of the option matches no operation.
     """
@@ -72,24 +75,24 @@ def denied(
     return known - allowed
 
 
-# The type of a cell's contribution to the REST API.
+# Contributions of cells.
 
 Operation = Callable[[Request], Awaitable[Response]]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """An operation: its method and path, and the form of its errors."""
+    """An operation: method, path, and the form of its errors."""
 
     method: str
     path: str
     operation: Operation
     texts: frozenset[int] = frozenset()
-    """Error statuses with the text as body."""
+    """Error statuses with a text as body."""
     bare: frozenset[int] = frozenset()
     """Error statuses without a body."""
 
     def refusal(self, error: Refusal) -> Response:
-        """The response to a Refusal; a status outside the schema is replaced by the nearest one in it."""
+        """Convert a Refusal to a response; a status outside the schema becomes the nearest one in it."""
         if error.status in self.texts:
             return answer(error.status, error.text)
         if error.status in self.bare:
@@ -100,27 +103,27 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def _nothing() -> None:
-    """The default of parts without streams."""
+    """Default of ``open`` and ``close`` for parts without streams."""
 
 
 class ApiPart(msgspec.Struct, frozen=True):
-    """A group of operations with a unique name."""
+    """A named group of operations."""
 
     name: str
     routes: Sequence[Route]
     open: Callable[[], None] = _nothing
-    """Called when the server starts; the server may start again after a stop."""
+    """Called when the server starts; it may start again after a stop."""
     close: Callable[[], None] = _nothing
     """Called when the server stops; must end endless responses."""
 
 
-# Subsystems of Cilium that are not built: there are no objects, and changes are refused.
+# Subsystems of Cilium that are not built: lists are empty and changes are refused.
 #
 # Source: Cilium 1.17, api/v1/openapi.yaml: the response of a subsystem that is disabled or has no objects.
 
 
 def always(status: int, body: object) -> Operation:
-    """An operation that gives the same response to every request."""
+    """Return an operation that sends the same response to every request."""
 
     async def handle(_request: Request) -> Response:
         return answer(status, body)
@@ -129,7 +132,7 @@ def always(status: int, body: object) -> Operation:
 
 
 def bare(status: int) -> Operation:
-    """An operation that gives a response without a body to every request."""
+    """Return an operation that sends a response without a body to every request."""
 
     async def handle(_request: Request) -> Response:
         return empty(status)
@@ -137,14 +140,14 @@ def bare(status: int) -> Operation:
     return handle
 
 
-# The prefilter: the driver drops nothing.
+# Prefilter (XDP).
 
 _NO_FILTER = always(500, "Prefilter is not enabled in daemon")
 
 PREFILTER_ROUTES = tuple(Route(method, "/v1/prefilter", _NO_FILTER) for method in ("GET", "PATCH", "DELETE"))
 
 
-# The recorder of packets: it has no recordings.
+# Packet recorder.
 
 RECORDER_ROUTES = (
     Route("GET", "/v1/recorder", always(200, [])),
@@ -156,5 +159,5 @@ RECORDER_ROUTES = (
 
 
 def absent_part() -> Member[ApiPart]:
-    """The operations of subsystems that are not built."""
+    """Return the operations of subsystems that are not built."""
     return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES])

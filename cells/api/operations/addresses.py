@@ -1,4 +1,4 @@
-"""The operations on addresses of the ipam cell."""
+"""Operations on addresses: POST /ipam, POST and DELETE /ipam/{ip}, on the IPAM cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lifecycle.http import Request, Response
 def allocation_model(
     allocations: Iterable[Allocation], host_addressing: models.NodeAddressing
 ) -> models.IPAMResponse:
-    """The answer to POST /ipam. Only the object of a family has the uuid of its expiration timer."""
+    """Return the response of POST /ipam. Only the object of a family has an expiration UUID."""
     got = {Family.of(each.ip): each for each in allocations}
     ipv4, ipv6 = got.get(Family.IPV4), got.get(Family.IPV6)
     return models.IPAMResponse(
@@ -49,7 +49,7 @@ def _address(allocation: Allocation | None) -> models.IPAMAddressResponse | None
 
 
 class AddressOperations:
-    """Allocates and releases addresses for plugins that use the REST API."""
+    """Allocates and releases addresses for CNI plugins that use the REST API."""
 
     def __init__(self, endpoints: Endpoints, ipam: Ipam, facts: NodeSummary) -> None:
         self._endpoints = endpoints
@@ -67,7 +67,7 @@ class AddressOperations:
     async def post_ipam(self, request: Request) -> Response:
         """POST /ipam: allocate an address of each family, or of the requested one; all or none.
 
-        With ``expiration`` the addresses are released unless an endpoint uses them soon. Any failure is 502.
+        With ``expiration``, unused addresses are released after a timeout. Any failure is 502.
         """
         query = request.query
         family = query.get("family", "").lower()
@@ -83,7 +83,7 @@ class AddressOperations:
         return answer(201, allocation_model(got, addressing))
 
     async def post_ipam_address(self, request: Request) -> Response:
-        """POST /ipam/{ip}: allocate the given address; every error is 500, as upstream."""
+        """POST /ipam/{ip}: allocate this address; every error is 500, as in Cilium."""
         text = request.match_info["ip"]
         try:
             address = ip_address(text)
@@ -93,7 +93,7 @@ class AddressOperations:
         return empty(200)
 
     async def delete_ipam_address(self, request: Request) -> Response:
-        """DELETE /ipam/{ip}: release an address, unless an endpoint or the router uses it."""
+        """DELETE /ipam/{ip}: release an address that no endpoint or router uses."""
         try:
             address = ip_address(request.match_info["ip"])
         except ValueError:
@@ -108,5 +108,5 @@ class AddressOperations:
 
 
 def part(operations: AddressOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("addresses", operations.routes())

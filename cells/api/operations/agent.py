@@ -1,4 +1,4 @@
-"""Operations on the agent itself: health, metrics, graph, settings, tables, events."""
+"""Operations on the agent itself: health, metrics, hive graph, settings, tables and event history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lifecycle.http import Request, Response
 from lifecycle.process import BOUNDS, LoopLag
 from lifecycle.tables import snapshot
 
-if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+if TYPE_CHECKING:  # imported only if Hubble is enabled
     from cells.hubble.flow import Flow
     from cells.hubble.observer import FlowObserver, SeenRecord
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
 
 
 class MetricsList:
-    """Lists all metrics; it does not depend on the port for Prometheus."""
+    """Lists all metrics, independent of the port for Prometheus."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -66,7 +66,7 @@ def _metrics(family: MetricFamily) -> list[Metric]:
 
 
 class StatusOperations:
-    """The agent's health and metrics."""
+    """GET /healthz and the metrics."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StatusOperations:
         self._models = status_mapping.StatusModels()
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/healthz", self.get_healthz),
             Route("GET", "/v1/metrics", self._metrics.get),
@@ -90,7 +90,7 @@ class StatusOperations:
         ]
 
     async def get_healthz(self, request: Request) -> Response:
-        """GET /healthz: always 200, the health is in the body."""
+        """GET /healthz: always 200; the health is in the body."""
         status = self._collector.status()
         if parse_bool(request.headers.get("brief"), default=False):
             health = health_state(self._responder)
@@ -99,7 +99,7 @@ class StatusOperations:
 
 
 def part(operations: StatusOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("status", operations.routes())
 
 
@@ -109,14 +109,14 @@ def part(operations: StatusOperations) -> Member[ApiPart]:
 
 
 class Inspection:
-    """Shows the hive's graph, start and settings; read only."""
+    """Read-only view of the hive's graph, start-up and settings."""
 
     def __init__(self, view: HiveView, drift: ConfigDrift) -> None:
         self._view = view
         self._drift = drift
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/hive/graph", self.get_graph),
             Route("GET", "/hive/timeline", self.get_timeline),
@@ -129,7 +129,7 @@ class Inspection:
         return json_answer(await anyio.to_thread.run_sync(lambda: self._view.graph().json()))
 
     async def get_timeline(self, _request: Request) -> Response:
-        """GET /hive/timeline; complete for hooks that have started."""
+        """GET /hive/timeline: the start-up; complete for hooks that have started."""
         return json_answer(
             await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
         )
@@ -144,7 +144,7 @@ class Inspection:
         )
 
     async def get_loop(self, _request: Request) -> Response:
-        """GET /hive/loop: how busy the event loop was; 404 if the hive did not create the event loop."""
+        """GET /hive/loop: load of the event loop; 404 if the hive did not create it."""
         lag = LoopLag.of(asyncio.get_running_loop())
         if lag is None:
             return answer(404, Failure(err="this event loop is not measured"))
@@ -162,28 +162,28 @@ class Inspection:
 
 
 def inspection_part(inspection: Inspection) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("inspection", inspection.routes())
 
 
-# The agent's tables: list, dump, and stream of changes.
+# Tables: list, dump and watch.
 #
 # Source: the paths and ``{rev, obj}`` of spec api.md §8; ``key``, ``deleted`` and /statedb/tables are ours.
 #         Read only; outside /v1, which is Cilium's document.
 
 KEEPALIVE = 30.0
-"""Seconds without output before a stream sends an empty line, which shows whether the client is alive."""
+"""Seconds without output after which a stream sends an empty line, to detect disconnected clients."""
 
 
 class StateDB:
-    """Shows and follows the agent's tables, in the same form as the shell (lifecycle.admin)."""
+    """Dumps and watches the agent's tables, in the form of the shell (lifecycle.admin)."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._follower = Follower()
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/statedb/tables", self.list_tables),
             Route("GET", "/statedb/dump", self.dump_all),
@@ -192,15 +192,15 @@ class StateDB:
         ]
 
     async def list_tables(self, _request: Request) -> Response:
-        """GET /statedb/tables: name and size of each table, and its pending initializers."""
+        """GET /statedb/tables: name, size and pending initializers of each table."""
         return answer(200, tables_info(self._tables))
 
     async def dump_all(self, _request: Request) -> Response:
-        """GET /statedb/dump: every row of every table, by the table's name."""
+        """GET /statedb/dump: all rows of all tables, by table name."""
         return self._dump(*self._tables.all())
 
     async def dump(self, request: Request) -> Response:
-        """GET /statedb/dump/{table}: every row of one table, under its name; 404 for an unknown table."""
+        """GET /statedb/dump/{table}: all rows of one table, under its name; 404 for an unknown table."""
         try:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
@@ -208,9 +208,10 @@ class StateDB:
         return self._dump(table)
 
     async def changes(self, request: Request) -> Response:
-        """GET /statedb/changes/{table}: a line of JSON for every present row, then for every change.
+        """GET /statedb/changes/{table}: a line of JSON per current row, then per change.
 
-        The response is endless, with empty lines as keep-alive; a line ``{"err": ..}`` is the last.
+        The response is endless, with empty lines as keep-alive; after an error, its last line is ``{"err":
+        ..}``.
         """
         try:
             table = self._tables.get(request.match_info["table"])
@@ -219,15 +220,15 @@ class StateDB:
         return Response(200, self._lines(table), JSON)
 
     def open(self) -> None:
-        """Let streams run: the server starts."""
+        """Allow streams, when the server starts."""
         self._follower.open()
 
     def close(self) -> None:
-        """End the streams: the server stops."""
+        """End the streams, when the server stops."""
         self._follower.close()
 
     def _dump(self, *tables: ReadTable[Any, Any]) -> Response:
-        """An object with the rows of each table from one snapshot, sent in slices."""
+        """Yield a JSON object with the rows of each table from one snapshot, in slices."""
         rows_by_table = snapshot(*tables)
 
         async def parts() -> AsyncGenerator[bytes, None]:
@@ -254,7 +255,7 @@ class StateDB:
             yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
 
 
-# Stored packet events, then new ones, for ``hive monitor --since`` and ``--last``.
+# Stored events, then new ones, for ``hive monitor --since`` and ``--last``.
 
 NO_EVENTS = (
     "the agent keeps no past events: set enable-hubble=true (chart: hubble.enabled), and restart it; without"
@@ -263,18 +264,18 @@ NO_EVENTS = (
 
 
 class EventHistory:
-    """Shows the records of Hubble's ring, undecoded; requests are redacted as in Hubble."""
+    """Streams the undecoded records of Hubble's ring; requests are redacted as in Hubble."""
 
     def __init__(self, hubble: Hubble | None) -> None:
         self._observer = hubble.observer if hubble is not None else None
         self._closed = False
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [Route("GET", "/hive/events", self.events)]
 
     async def events(self, request: Request) -> Response:
-        """GET /hive/events: a line of JSON for each event, endless, with empty lines as keep-alive."""
+        """GET /hive/events: a line of JSON per event, endless, with empty lines as keep-alive."""
         if (observer := self._observer) is None:
             return answer(404, Failure(err=NO_EVENTS))
         since = parse_int(request.query.get("since"), "since")
@@ -282,11 +283,11 @@ class EventHistory:
         return Response(200, self._lines(observer, since, named=named), JSON)
 
     def open(self) -> None:
-        """Let streams run: the server starts."""
+        """Allow streams, when the server starts."""
         self._closed = False
 
     def close(self) -> None:
-        """End the streams: the server stops."""
+        """End the streams, when the server stops."""
         self._closed = True
         if self._observer is not None:
             self._observer.wake()
@@ -341,10 +342,10 @@ def _names_then(flow: Flow) -> NamesThen:
 
 
 def events_part(history: EventHistory) -> Member[ApiPart]:
-    """The operation as a part of the API."""
+    """Provide the operation."""
     return ApiPart("events", history.routes(), history.open, history.close)
 
 
 def tables_part(tables: StateDB) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("tables", tables.routes(), tables.open, tables.close)

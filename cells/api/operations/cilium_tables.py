@@ -1,7 +1,9 @@
-"""Tables in the form of Cilium's clients: ``cilium-dbg statedb devices``, ``cilium-dbg status`` …
+"""StateDB tables in the form of Cilium's clients, e.g. for ``cilium-dbg statedb devices``.
 
-Source: Cilium 1.17, GET /statedb/query with its JSON body; a line of the answer for each row. Devices and
-routes are read from the kernel for each request, as no table has all of them.
+Each row is a line of the response. Devices and routes are read from the kernel for each request, because no
+table of this agent has all of them.
+
+Source: Cilium 1.17, GET /statedb/query with its JSON body.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ from lifecycle.tables import ObjectStatus
 
 BY_ID, BY_REVISION = "identifier", "__revision__"
 MODULE_PARTS = 2
-"""Number of parts of an id such as ``agent.ipam.expire`` that name the module; the rest is its part."""
+"""Number of elements of an ID such as ``agent.ipam.expire`` that name the module."""
 _GO_FLAGS: Final = ((0x1, 1), (0x2, 2), (0x8, 4), (0x10, 8), (0x1000, 16), (0x40, 32))
-"""Flags of linux/if.h and the same in Go: up, broadcast, loopback, point-to-point, multicast, running."""
+"""Flags of linux/if.h and of Go's net: up, broadcast, loopback, point-to-point, multicast, running."""
 _OURS: Final = ("lxc", "cilium_")
 _KINDS: Final = {"pending": "pending", "done": "done", "failed": "error"}
 _NOT_BUILT: Final = {
@@ -115,7 +117,7 @@ class CiliumTables:
         for each in await to_thread.run_sync(list_addresses):
             row = DeviceAddrRow(addr=str(each.address), secondary=each.secondary, scope=each.scope)
             addresses.setdefault(each.ifindex, []).append(row)
-        native = self._native()
+        native = self._native_devices()
         return {
             link.ifindex: DeviceRow(
                 index=link.ifindex,
@@ -128,7 +130,7 @@ class CiliumTables:
                 type=link.kind or "device",
                 master_index=link.master,
                 selected=link.ifindex in native,
-                not_selected_reason="" if link.ifindex in native else self._reason(link),
+                not_selected_reason="" if link.ifindex in native else self._not_selected_reason(link),
             )
             for link in links
         }
@@ -149,7 +151,7 @@ class CiliumTables:
 
     async def _read_node_addresses(self) -> Rows:
         devices = self._devices.all()
-        native = self._native()
+        native = self._native_devices()
         known = list(self._addresses.all().values()) if self._addresses is not None else []
         served = {(row.ip, row.device) for row in self._table("node-port-addresses")}
         uses = node_addresses(
@@ -190,12 +192,12 @@ class CiliumTables:
             for row in self._table("sysctls")
         }
 
-    def _native(self) -> Collection[int]:
-        """Indexes of devices that have the programs of native devices."""
+    def _native_devices(self) -> Collection[int]:
+        """Return the ifindexes of devices with the programs of native devices."""
         return {row.ifindex for row in self._table("native-devices")}
 
-    def _reason(self, link: LinkRow) -> str:
-        """Why a link is not a native device."""
+    def _not_selected_reason(self, link: LinkRow) -> str:
+        """Return why a link is not a native device."""
         device = self._devices.get(link.ifindex)
         ours = next((prefix for prefix in _OURS if link.name.startswith(prefix)), None)
         if ours is not None:
@@ -209,20 +211,20 @@ class CiliumTables:
         return "no feature in use needs programs there"
 
     def _table(self, name: str) -> list[Any]:
-        """The rows of a table; none if no feature of this agent fills it."""
+        """Read the rows of a table; none if no feature of this agent fills it."""
         found = [each for each in self._tables.all() if each.name == name]
         return found[0].all() if found else []
 
 
 class Revisions:
-    """Numbers the changes of rows that are read for each query, so that clients can request only new ones."""
+    """Numbers changes of rows that are read per query, so that clients can request only newer ones."""
 
     def __init__(self) -> None:
         self._last = 0
         self._seen: dict[Hashable, tuple[int, object]] = {}
 
     def of(self, rows: Rows, *, by_name: bool) -> Iterator[tuple[int, Hashable, object]]:
-        """(revision, key, row) ordered by revision or by key; a changed row gets a new revision."""
+        """Return (revision, key, row) in order of revision or key; a changed row gets a new revision."""
         seen: dict[Hashable, tuple[int, object]] = {}
         for name, row in rows.items():
             known = self._seen.get(name)
@@ -260,5 +262,5 @@ def _status(status: ObjectStatus | None) -> ReconcilerStatus:
 
 
 def part(tables: CiliumTables) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("cilium-tables", [Route("GET", "/statedb/query", tables.query)])

@@ -1,4 +1,4 @@
-"""GET /config, the agent's configuration, and PATCH /config, the options that can change."""
+"""Models of GET /config, the agent's configuration, and PATCH /config, the options that can change."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ EVENTS = {
 }
 DEBUG = "Debug"
 LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})
-"""Cilium's options of features that are not built: only "disabled" is accepted."""
+"""Cilium's options of features that are not built; only "disabled" is accepted."""
 ALWAYS = frozenset({"PolicyAccounting"})
-"""Cilium's options that are always enabled here."""
+"""Cilium's options that are always enabled in this agent."""
 AGGREGATION_OPTION = "MonitorAggregationLevel"
 AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
@@ -46,58 +46,61 @@ SILENT = MonitorNotifications(flags=0, aggregation=0)
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """Facts of the node that the plugin requires. The MTU is that of pod links and uplinks, in bytes."""
+    """Properties of the node that the CNI plugin reads.
+
+    The MTU is that of pod links and uplinks, in bytes.
+    """
 
     addressing: Mapping[Family, Addressing]
-    """Router and pod CIDR of each enabled family."""
+    """Router address and pod CIDR of each enabled family."""
     mtu: int
     route_mtu: int | None = None
-    """MTU of pods' routes if packets are encapsulated: less than that of their links."""
+    """MTU of pods' routes: below that of their links by the encapsulation overhead."""
     ipam_mode: str = "cluster-pool"
-    """Which component assigns pods' addresses."""
+    """The IPAM mode: which component allocates pod addresses."""
     notifications: MonitorNotifications = SILENT
-    """The packet events that the datapath sends."""
+    """The packet notifications that the datapath sends."""
     debug: bool = False
     """Whether debug logging is enabled."""
     chaining: str = "none"
     """The chaining mode of the CNI plugin."""
     route_mtu_in_chains: bool = False
-    """Whether routes of pods on other plugins' links get the MTU."""
+    """Whether pod routes on links of other CNI plugins get the MTU."""
     reserved_ports: str = ""
-    """Ports that are added to ip_local_reserved_ports of a new pod."""
+    """Ports to add to ip_local_reserved_ports of a new pod."""
     limits: OffloadLimits = OffloadLimits()
-    """GSO and GRO limits of pods' links."""
+    """GSO and GRO sizes of pod links."""
     big_tcp: frozenset[Family] = frozenset()
-    """The families with packets above 64 KiB."""
+    """Address families with BIG TCP (packets above 64 KiB)."""
     masqueraded: frozenset[Family] = frozenset()
-    """The families that are masqueraded."""
+    """Address families that are masqueraded."""
     monitor: models.MonitorStatus | None = None
-    """The perf rings of datapath events; None if the monitor is disabled."""
+    """The perf buffers of datapath events; None if the monitor is disabled."""
     api_server: str = ""
-    """The API server's URL in the settings; empty if unset."""
+    """URL of the API server in the settings; empty if unset."""
     kubeconfig: str = ""
     """Path of the kubeconfig in the settings; empty if unset."""
     tunnel_protocol: str = ""
-    """The encapsulation of packets to other nodes; empty: none."""
+    """The tunnel protocol; empty in native routing mode."""
     kvstore: str = ""
-    """The kind of key-value store in use; empty: none."""
+    """The kind of kvstore; empty without one."""
     kvstore_options: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Options of the connection to the key-value store."""
+    """Options of the kvstore connection."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
-        """The router's addresses."""
+        """The router addresses."""
         return frozenset(each.ip for each in self.addressing.values())
 
 
 class NodeSection(msgspec.Struct, frozen=True):
-    """A part of the facts of the node: ``added`` returns the facts with its fields set."""
+    """A cell's contribution to NodeFacts: ``added`` returns the facts with its fields set."""
 
     added: Callable[[NodeFacts], NodeFacts]
 
 
 def host_addressing(node: NodeFacts) -> models.NodeAddressing:
-    """The router's address and the pod CIDR of each family; a disabled family has no key."""
+    """Return router address and pod CIDR of each family; a disabled family has no key."""
     found = {
         family: models.NodeAddressingElement(
             enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range or "")
@@ -110,7 +113,7 @@ def host_addressing(node: NodeFacts) -> models.NodeAddressing:
 def configuration_model(
     node: NodeFacts, settings: Mapping[str, object], enforced: Enforced
 ) -> models.DaemonConfiguration:
-    """The answer to GET /config; ``settings`` is the daemon's configuration map, for people."""
+    """Return the response of GET /config; ``settings`` is the daemon's configuration map."""
     options = {
         DEBUG: _switch(node.debug),
         SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
@@ -149,7 +152,7 @@ def configuration_model(
 
 
 def event_options(notifications: MonitorNotifications) -> dict[str, str]:
-    """The options of packet events."""
+    """Return the options of packet notifications."""
     options = {name: _switch(bool(notifications.flags & flag)) for name, flag in EVENTS.items()}
     return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[notifications.aggregation]}
 
@@ -157,9 +160,9 @@ def event_options(notifications: MonitorNotifications) -> dict[str, str]:
 def requested_configuration(
     wanted: models.DaemonConfigurationSpec, now: Enforced, notifications: MonitorNotifications
 ) -> tuple[Enforced, MonitorNotifications]:
-    """The configuration after PATCH /config; options that it does not name are unchanged.
+    """Apply PATCH /config; options that it does not name are unchanged.
 
-    Clients send the whole configuration, so equal values change nothing. Raises ValueError, one line, for an
+    Clients send the whole configuration, so equal values have no effect. Raises ValueError (one line) for an
     option that cannot change, or an invalid value.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification
@@ -180,18 +183,18 @@ def requested_configuration(
                 raise ValueError(f'invalid option value "{value}" for {name}: expected {expected}, or 0 to 4')
             aggregation = AGGREGATION[value.lower()]
         elif name != DEBUG:
-            _unchanged(name, value)
+            _require_unchanged(name, value)
     return Enforced(enforcement, verification), MonitorNotifications(flags, aggregation)
 
 
 def requested_debug(wanted: models.DaemonConfigurationSpec, now: bool) -> bool:
-    """Whether debug logging is enabled after PATCH /config. Raises ValueError, one line."""
+    """Return whether PATCH /config enables debug logging. Raises ValueError (one line)."""
     value = (wanted.options or {}).get(DEBUG)
     return now if value is None else _is_on(DEBUG, value)
 
 
-def _unchanged(name: str, value: str) -> None:
-    """Raise ValueError, one line, unless the value of an option that cannot change equals the present one."""
+def _require_unchanged(name: str, value: str) -> None:
+    """Raise ValueError (one line) if the request changes an option that cannot change."""
     if name in LATER:
         if _is_on(name, value):
             raise ValueError(f"option {name} is not built yet: it can only be {DISABLED}")

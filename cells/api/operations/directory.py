@@ -1,4 +1,7 @@
-"""The names that policies are explained for: ends that an agent knows, and services."""
+"""The agent's services and endpoints as the policy explanation needs them.
+
+``explain`` uses AgentDirectory; ``ends`` has the endpoints.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from lifecycle import Table
 
 
 class AgentServices:
-    """The services that this node serves, and those that kube-proxy or other nodes serve."""
+    """Services of this node, and services that kube-proxy or other nodes implement."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class AgentServices:
         return any(row.frontend.service == (namespace, short) for row in self._served.all())
 
     def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
-        """The ports on which a client reaches a service."""
+        """Return the ports on which a client reaches a service."""
         namespace, _, short = name.partition("/")
         service = self._services.get((namespace, short))
         if service is not None and service.spec.type == "ExternalName":
@@ -65,7 +68,7 @@ class AgentServices:
         return [self._shown(one, client) for one in selected]
 
     def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
-        """The ports served at an address; if sockets are translated, also those of every node."""
+        """Return the ports served at an address; with socket LB, also those of any node's address."""
         rows = [row.shown for row in self._served.all()]
         exact = [one for one in rows if one.key.address.ip == address]
         found = self._seen(exact, client)
@@ -84,7 +87,7 @@ class AgentServices:
         return [self._shown(one, client, str(address)) for one in found]
 
     def sent_on(self, address: IPAddress, port: int | None) -> str:
-        """The service that kube-proxy or another node serves at an address; empty if there is none."""
+        """Return the service that kube-proxy or another node serves at an address; empty if none."""
         text = str(address)
         of_node = self._ends.identity_at(address) in (HOST, *REMOTE_NODES)
         for service in self._services.all():
@@ -123,7 +126,7 @@ class AgentServices:
             name=frontend.port_name,
             of_nodes=frontend.type is ServiceType.NODE_PORT,
             backends=tuple(
-                BackendForClient(end, one.address.port, self._loop(end, client, one.address.version))
+                BackendForClient(end, one.address.port, self._hairpin_fault(end, client, one.address.version))
                 for one in chosen
                 for end, _ in self._ends.at(one.address.ip, client)
             ),
@@ -136,8 +139,11 @@ class AgentServices:
             ),
         )
 
-    def _loop(self, backend: End, client: End, version: int) -> str:
-        """Why a backend does not reach itself through a service: hairpin traffic needs a loopback address."""
+    def _hairpin_fault(self, backend: End, client: End, version: int) -> str:
+        """Return why a backend cannot reach itself through a service, or an empty text.
+
+        Hairpin traffic needs a loopback address.
+        """
         if not client.key or backend.key != client.key or version == 4:
             return ""
         if self._sockets is not None and self._sockets.enabled:
@@ -146,7 +152,7 @@ class AgentServices:
 
 
 class AgentDirectory:
-    """Ends and services, as the explanation of policies requires."""
+    """Endpoints and services for the policy explanation."""
 
     place = "that this node knows"
 

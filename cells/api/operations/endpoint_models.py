@@ -1,4 +1,7 @@
-"""Conversions between endpoints, their controllers and wire models: pure functions."""
+"""Pure conversions between endpoints, controllers and their wire models.
+
+Source: Cilium 1.17, pkg/endpoint/api.go.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ POLICY_AUDIT_MODE = "PolicyAuditMode"
 ANY_SOURCES = frozenset({"any", "unspec"})
 
 
-@lru_cache(4096)  # a status has hundreds of times, few of them new
+@lru_cache(4096)  # a status has hundreds of timestamps, few of them new
 def rfc3339(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC with milliseconds, in go-openapi's date-time format."""
+    """Format Unix seconds as RFC 3339 in UTC with milliseconds, as go-openapi does."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -44,9 +47,9 @@ def endpoint_model(
     policy: models.EndpointPolicyStatus,
     controllers: Iterable[models.ControllerStatus] = (),
 ) -> models.EndpointModel:
-    """The complete model of an endpoint; ``shown`` is the state that clients see.
+    """Return the model of an endpoint; ``shown`` is the state that clients see.
 
-    Lists contain no null and ``status`` is always present, as clients rely on it.
+    Lists contain no null and ``status`` is always present: clients rely on both.
     """
     configuration = configuration_model(endpoint)
     newest = log.newest
@@ -69,7 +72,7 @@ def endpoint_model(
 
 
 def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
-    """The options of an endpoint that can be changed."""
+    """Return the options of an endpoint that can be changed."""
     verified = DISABLED if endpoint.datapath.disable_sip_verification else ENABLED
     return models.EndpointConfigurationSpec(
         options={SOURCE_IP_VERIFICATION: verified}, label_configuration=user_labels(endpoint)
@@ -77,24 +80,24 @@ def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
 
 
 def audit_option(audited: bool) -> dict[str, str]:
-    """The option of the host endpoint that can be changed."""
+    """Return the option of the host endpoint that can be changed."""
     return {POLICY_AUDIT_MODE: ENABLED if audited else DISABLED}
 
 
 def requested_audit(body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]) -> bool:
-    """Whether the host's policy is in audit mode after PATCH of the host endpoint's options."""
+    """Return whether PATCH of the host endpoint's options enables audit mode of the host policy."""
     return _requested(body, POLICY_AUDIT_MODE, now, immutable)
 
 
 def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
-    """The labels that a user has added to the endpoint."""
+    """Return the labels that a user has added to the endpoint."""
     return models.LabelConfigurationSpec(user=sorted(endpoint.custom_labels))
 
 
 def requested_verification(
     body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]
 ) -> bool:
-    """Whether an endpoint's source IP is verified after PATCH of its options; ``now`` if unspecified.
+    """Return whether PATCH of an endpoint's options enables source IP verification; default ``now``.
 
     Clients send all options, unchanged ones as words, others as ``0`` or ``1``. Raises EndpointError 400 for
     an option that cannot be changed, or an invalid value.
@@ -124,7 +127,7 @@ def _normalized(value: str) -> str:
 
 
 def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
-    """The identifiers of the endpoint; legacy ones only if it was created with them."""
+    """Return the identifiers of the endpoint; legacy ones only if it was created with them."""
     legacy = not endpoint.disable_legacy_identifiers
     return models.EndpointIdentifiers(
         cni_attachment_id=endpoint.attachment_id,
@@ -137,7 +140,7 @@ def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
 
 
 def identity_model(endpoint: Endpoint) -> models.IdentityModel:
-    """The endpoint's security identity."""
+    """Return the endpoint's security identity."""
     return models.IdentityModel(
         id=endpoint.identity,
         labels=sorted(endpoint.labels),
@@ -146,7 +149,7 @@ def identity_model(endpoint: Endpoint) -> models.IdentityModel:
 
 
 def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
-    """The endpoint's labels, and those that a user has added."""
+    """Return the endpoint's labels, and those that a user has added."""
     user = user_labels(endpoint)
     return models.LabelConfiguration(
         spec=user,
@@ -159,7 +162,7 @@ def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
 
 
 def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing) -> models.EndpointNetworking:
-    """Addresses and links; an empty MAC is omitted, so that the plugin keeps the one it assigned."""
+    """Return addresses and links; without a MAC, the CNI plugin keeps the one it has assigned."""
     address = models.AddressPair(
         ipv4=str(endpoint.ipv4) if endpoint.ipv4 else "",
         ipv4_pool_name=endpoint.pool if endpoint.ipv4 else "",
@@ -178,7 +181,7 @@ def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing)
 
 
 def health_model(shown: State) -> models.EndpointHealth:
-    """The health that belongs to a state; the plugin's CHECK reads it."""
+    """Return the health for a state; the CNI plugin's CHECK reads it."""
     health = health_of(shown)
     return models.EndpointHealth(
         overall_health=health.overall, bpf=health.bpf, policy=health.policy, connected=health.connected
@@ -186,21 +189,22 @@ def health_model(shown: State) -> models.EndpointHealth:
 
 
 def log_line(entry: StatusEntry) -> models.EndpointStatusChange:
-    """One line of the endpoint's log."""
+    """Return one line of the endpoint's log."""
     return models.EndpointStatusChange(
         code=entry.code, message=entry.message, state=entry.state, timestamp=rfc3339(entry.time)
     )
 
 
 def optional_mac(mac: bytes) -> str:
-    """Text of a MAC; empty for a zero or empty one."""
+    """Format a MAC; empty for a zero or empty one."""
     return "" if mac in (b"", ZERO_MAC) else mac_text(mac)
 
 
 def has_labels(labels: Iterable[str], wanted: Iterable[str]) -> bool:
-    """Whether the labels contain all ``wanted`` ones.
+    """Whether the labels include all ``wanted`` ones.
 
-    Labels are ``source:key[=value]``; without a source, or with the source ``any``, every source matches.
+    Labels are ``source:key[=value]``; a label without a source, or with the source ``any``, matches any
+    source.
     """
     have = {_label(text) for text in labels}
     keys = {key for _, key in have}
@@ -210,7 +214,7 @@ def has_labels(labels: Iterable[str], wanted: Iterable[str]) -> bool:
 
 
 def _label(text: str) -> tuple[str, str]:
-    """Source and ``key[=value]``; a colon in the value does not end a source."""
+    """Split a label into source and ``key[=value]``; a colon in the value does not end a source."""
     source, colon, rest = text.partition(":")
     return (
         (source, rest.removesuffix("=")) if colon and "=" not in source else ("any", text.removesuffix("="))
@@ -250,7 +254,7 @@ def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
 
 
 def requested_ipv4(text: str) -> IPv4Address | None:
-    """Parse ``a.b.c.d`` or ``a.b.c.d/length`` (delegated IPAM sends the length); None if empty."""
+    """Parse ``a.b.c.d`` or ``a.b.c.d/length`` (sent with delegated IPAM); None if empty."""
     if not text:
         return None
     try:
@@ -280,14 +284,14 @@ def requested_mac(text: str) -> bytes:
 
 
 def requested_ifindex(number: int) -> int:
-    """Check the index of the pod's link; the kernel's are positive and have 31 bits, 0 is absent."""
+    """Validate the ifindex of the pod's link: at most 31 bits; 0 means absent."""
     if not 0 <= number < 1 << 31:
         raise EndpointError(400, f"invalid interface-index {number}")
     return number
 
 
 def requested_cookie(text: str) -> int:
-    """Parse the cookie of the pod's network namespace; 0 if it is invalid, as upstream."""
+    """Parse the netns cookie of the pod; 0 if it is invalid, as in Cilium."""
     readable = text.isascii() and text.isdigit() and len(text) <= 20
     return int(text) if readable and int(text) < 1 << 64 else 0
 
@@ -295,9 +299,8 @@ def requested_cookie(text: str) -> int:
 def requested_datapath(wanted: models.EndpointDatapathConfiguration | None) -> DatapathConfiguration:
     """Convert the datapath configuration of a request.
 
-    Raises EndpointError 400 for unsupported options.
-
-    If an unsupported option were ignored, the pod's packets would be lost without an error.
+    Raises EndpointError 400 for unsupported options, because ignoring them would silently lose the pod's
+    packets.
     """
     if wanted is None:
         return DatapathConfiguration()
@@ -312,14 +315,14 @@ def requested_datapath(wanted: models.EndpointDatapathConfiguration | None) -> D
     )
 
 
-# Controllers: of the node in GET /healthz, of an endpoint in its status.
+# Controllers, in GET /healthz and in the status of endpoints.
 
 NEVER = "0001-01-01T00:00:00.000Z"
-"""The time of an event that has not happened: Go's zero time."""
+"""Go's zero time, for events that have not happened."""
 
 
 def controller(status: ControllerState) -> models.ControllerStatus:
-    """The model of a controller."""
+    """Return the model of a controller."""
     return models.ControllerStatus(
         name=status.name,
         uuid=status.uuid,
@@ -340,5 +343,5 @@ def controller(status: ControllerState) -> models.ControllerStatus:
 
 
 def timestamp(seconds: float | None) -> str:
-    """The time as text; in the year 1 for None."""
+    """Format a time; in the year 1 for None."""
     return NEVER if seconds is None else rfc3339(seconds)

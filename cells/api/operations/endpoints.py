@@ -1,4 +1,7 @@
-"""The operations on endpoints."""
+"""Operations on endpoints: create, delete, list, and read or change their options and labels.
+
+Each decodes its request and calls the endpoint cell; a list is encoded from cached JSON.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ from cells.policy.maps import EndpointPolicy, RealizedPolicy
 from lifecycle import HiveError, Member
 from lifecycle.http import Request, Response
 
-# Endpoints as JSON; an endpoint is encoded again only after it has changed.
+# Cache of encoded endpoints.
 
 
 class _Encoded(msgspec.Struct, frozen=True):
-    """The JSON of an endpoint, and all values that it was computed from."""
+    """The JSON of an endpoint, and the inputs it was computed from."""
 
     endpoint: Endpoint
     newest: StatusEntry | None
-    """The newest log line; there is a new one whenever the shown state changes."""
+    """The newest log line; each change of the shown state adds one."""
     policy: EndpointPolicy | None
     realized: RealizedPolicy
     proxied: list[ProxyStatistics]
@@ -51,7 +54,7 @@ class _Encoded(msgspec.Struct, frozen=True):
 
 
 class EncodedEndpoints:
-    """Caches the JSON of endpoints of the last complete list; rows are never changed in place."""
+    """Caches the JSON of the endpoints in the last complete list; rows are immutable."""
 
     def __init__(self, endpoints: Endpoints, controllers: Controllers, models: EndpointPolicyModels) -> None:
         self._endpoints = endpoints
@@ -61,7 +64,7 @@ class EncodedEndpoints:
         self._last: dict[int, _Encoded] = {}
 
     def all(self, host: NodeAddressing) -> list[msgspec.Raw]:
-        """The JSON of every endpoint; ``host`` are the node's addresses."""
+        """Return the JSON of every endpoint; ``host`` are the node's addresses."""
         if self._host != host:
             self._host = host
             self._last = {}
@@ -93,11 +96,11 @@ class EncodedEndpoints:
         )
 
 
-# The operations: each one decodes its request and calls the endpoint cell.
+# Operations.
 
 
 class PolicyPool(Protocol):
-    """The prepared policy maps; implemented by cells.maps.PolicyMaps."""
+    """Interface to the pool of prepared policy maps; implemented by cells.maps.PolicyMaps."""
 
     async def ready(self) -> None:
         """Wait until a policy map is prepared."""
@@ -105,7 +108,7 @@ class PolicyPool(Protocol):
 
 
 class EndpointOperations:
-    """The operations. Each one awaits its preconditions before it changes anything."""
+    """The operations. Each waits for its preconditions before it changes anything."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class EndpointOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         one = "/v1/endpoint/{id}"
         client, missing, failed = frozenset({400}), frozenset({404}), frozenset({500})
         neither = client | missing
@@ -146,7 +149,7 @@ class EndpointOperations:
         ]
 
     async def list_endpoints(self, request: Request) -> Response:
-        """GET /endpoint: all endpoints, or those that have every label of the body; 404 if none has."""
+        """GET /endpoint: all endpoints, or those with all labels of the body; 404 if none has."""
         host = self._host.row if self._host is not None else None
         if not request.body:
             found = self._encoded.all(config_mapping.host_addressing(self._facts.node()))
@@ -193,30 +196,30 @@ class EndpointOperations:
         endpoint = self._find(request)
         if endpoint.is_reserved:
             raise EndpointError(400, "endpoint may not be associated reserved labels")
-        return self._deleted([endpoint])
+        return self._delete_all([endpoint])
 
     async def delete_endpoints(self, request: Request) -> Response:
-        """DELETE /endpoint: delete all endpoints of a container, for the plugin's DEL."""
+        """DELETE /endpoint: delete all endpoints of a container, for the CNI plugin's DEL."""
         body = read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
         if not body.container_id:
             return answer(400, "invalid container id")
         found = self._endpoints.by_container(body.container_id)
         if not found:
             return answer(404, "endpoints not found")
-        return self._deleted(found)
+        return self._delete_all(found)
 
-    def _deleted(self, endpoints: list[Endpoint]) -> Response:
-        """Delete endpoints: 200, or 206 with the number of errors. The endpoint cell logs the errors."""
+    def _delete_all(self, endpoints: list[Endpoint]) -> Response:
+        """Delete endpoints and return 200, or 206 with the number of errors, which are logged."""
         errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
         return answer(206, errors) if errors else empty(200)
 
     async def get_endpoint_health(self, request: Request) -> Response:
-        """GET /endpoint/{id}/healthz, which the plugin's CHECK reads."""
-        return answer(200, endpoint_mapping.health_model(self._shown(self._find(request))[0]))
+        """GET /endpoint/{id}/healthz, for the CNI plugin's CHECK."""
+        return answer(200, endpoint_mapping.health_model(self._shown_state(self._find(request))[0]))
 
     async def get_endpoint_log(self, request: Request) -> Response:
-        """GET /endpoint/{id}/log, the newest line first."""
-        _, log = self._shown(self._find(request))
+        """GET /endpoint/{id}/log, newest line first."""
+        _, log = self._shown_state(self._find(request))
         return answer(200, [endpoint_mapping.log_line(entry) for entry in log.entries()])
 
     async def get_endpoint_labels(self, request: Request) -> Response:
@@ -230,7 +233,7 @@ class EndpointOperations:
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
 
     async def patch_endpoint_config(self, request: Request) -> Response:
-        """PATCH /endpoint/{id}/config: change options; the answer follows after the regeneration."""
+        """PATCH /endpoint/{id}/config: change options, and answer after the regeneration."""
         endpoint = self._find(request)
         body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
         if self._host is not None and endpoint is self._host.row:
@@ -247,13 +250,13 @@ class EndpointOperations:
             not endpoint.datapath.disable_sip_verification,
             config_mapping.event_options(self._facts.node().notifications),
         )
-        return _built(await self._changes.verify_source(endpoint, verify))
+        return _regeneration_response(await self._changes.verify_source(endpoint, verify))
 
     async def patch_endpoint_labels(self, request: Request) -> Response:
         """PATCH /endpoint/{id}/labels: replace the user's labels."""
         endpoint = self._find_pod(request)
         body = read_body(request, models.LabelConfigurationSpec, "configuration")
-        return _built(await self._changes.relabel(endpoint, body.user))
+        return _regeneration_response(await self._changes.relabel(endpoint, body.user))
 
     def _find(self, request: Request) -> Endpoint:
         text = request.match_info["id"]
@@ -273,8 +276,8 @@ class EndpointOperations:
             )
         return endpoint
 
-    def _shown(self, endpoint: Endpoint) -> tuple[State, StatusLog]:
-        """The state that clients see, and the log."""
+    def _shown_state(self, endpoint: Endpoint) -> tuple[State, StatusLog]:
+        """Return the state that clients see, and the log."""
         if self._host is not None and endpoint is self._host.row:
             return self._host.shown_state, self._host.status
         return self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
@@ -287,7 +290,7 @@ class EndpointOperations:
 
     def _model(self, endpoint: Endpoint) -> models.EndpointModel:
         addressing = config_mapping.host_addressing(self._facts.node())
-        shown, log = self._shown(endpoint)
+        shown, log = self._shown_state(endpoint)
         controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))
         policy = self._policies.of(endpoint)
         model = endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, policy, controllers)
@@ -296,11 +299,11 @@ class EndpointOperations:
         return replace(model, spec=self._configuration(endpoint))
 
 
-def _built(error: str) -> Response:
-    """The response to a change of an endpoint, by the error of its regeneration."""
+def _regeneration_response(error: str) -> Response:
+    """Return the response to a change of an endpoint, by the error of its regeneration."""
     return answer(500, f"the endpoint has failed to regenerate, retrying: {error}") if error else empty(200)
 
 
 def part(operations: EndpointOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("endpoints", operations.routes())

@@ -1,4 +1,7 @@
-"""The ends of connections that an agent can explain: pods, addresses, names and identities."""
+"""Sources and destinations that the policy explanation accepts: pods, addresses, DNS names, identities.
+
+``explain`` resolves the names in its requests by AgentEnds, which reads the agent's tables.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ from cells.policy.rules import Direction
 from cells.remote.shared import SharedTables
 from lifecycle import ReadTable, Table
 
-# Pods of other nodes: by name or address, with their node and named ports.
+# Pods of other nodes.
 
 SOMEWHERE = "its node"
 
 
 class KnownPods(msgspec.Struct, frozen=True):
-    """Pods that have the same identity, or a reserved identity."""
+    """Pods of one identity (or a reserved identity), for the policy matrix."""
 
     ask: str
-    """Its name in requests: a pod of this node, a reserved identity, or the number of an identity."""
+    """Name in requests: a pod of this node, a reserved identity, or a numeric identity."""
     end: End
-    """Has no key, so that policies decide also on packets between two of these pods."""
+    """Has no key, so that policies also apply to traffic between two of these pods."""
     namespace: str
     labels: tuple[str, ...]
     pods: tuple[str, ...]
@@ -46,13 +49,13 @@ class KnownPods(msgspec.Struct, frozen=True):
 
 
 class RemotePod(msgspec.Struct, frozen=True):
-    """A pod of another node."""
+    """A pod on another node."""
 
     name: str
     """Namespace and name."""
     address: IPAddress
     node: str
-    """The node's name; ``its node`` if unknown."""
+    """Name of the node; ``its node`` if unknown."""
 
 
 class OtherNodes:
@@ -71,7 +74,7 @@ class OtherNodes:
         self._nodes = nodes
 
     def pod(self, name: str) -> RemotePod | None:
-        """The pod with this namespace and name; None if it is unknown, or has no address."""
+        """Return the pod with this namespace and name; None if it is unknown or has no address."""
         namespace, _, short = name.partition("/")
         row = self._remote.get((namespace, short)) if self._remote is not None else None
         if row is not None and row.prefixes:
@@ -86,7 +89,7 @@ class OtherNodes:
         return None
 
     def at(self, address: IPAddress) -> RemotePod | None:
-        """The pod that has an address."""
+        """Return the pod with this address."""
         prefix = f"{address}/{address.max_prefixlen}"
         for row in self._remote.all() if self._remote is not None else ():
             if prefix in row.prefixes:
@@ -99,7 +102,7 @@ class OtherNodes:
         return None
 
     def addresses(self, name: str) -> list[IPAddress]:
-        """All addresses of a pod."""
+        """Return all addresses of a pod."""
         namespace, _, short = name.partition("/")
         row = self._remote.get((namespace, short)) if self._remote is not None else None
         texts = [one.partition("/")[0] for one in row.prefixes] if row is not None else []
@@ -112,7 +115,7 @@ class OtherNodes:
         return [ip_address(text) for text in dict.fromkeys(texts)]
 
     def names(self) -> Collection[str]:
-        """All pods, by namespace and name."""
+        """Return ``namespace/name`` of all pods."""
         found = {"/".join(pod.key) for pod in self._pods.all()}
         found |= {"/".join(row.key) for row in self._remote.all()} if self._remote is not None else set()
         if self._shared is not None:
@@ -120,13 +123,13 @@ class OtherNodes:
         return found
 
     def is_host_network(self, name: str) -> bool:
-        """Whether a pod is in the host's network namespace."""
+        """Whether a pod uses the host network."""
         namespace, _, short = name.partition("/")
         pod = self._pods.get((namespace, short))
         return pod is not None and pod.spec.host_network
 
     def ports(self, name: str) -> list[NamedPodPort]:
-        """The named ports of a pod's containers."""
+        """Return the named ports of a pod's containers."""
         namespace, _, short = name.partition("/")
         if (pod := self._pods.get((namespace, short))) is not None:
             return sorted(of_pod(pod))
@@ -134,11 +137,11 @@ class OtherNodes:
         return sorted(of_remote(row)) if row is not None else []
 
     def node_of(self, address: IPAddress) -> ClusterNode | None:
-        """The other node that owns the address, or has it in its pod CIDRs."""
+        """Return the other node with this address, or with a pod CIDR that contains it."""
         return next((node for node in self._others() if _has(node, address)), None)
 
     def is_node(self, address: IPAddress) -> ClusterNode | None:
-        """The node, also this one, that owns the address."""
+        """Whether a node, possibly this one, has the address."""
         found = self._nodes.by("address").get(address) if self._nodes is not None else ()
         return next(iter(found), None)
 
@@ -163,17 +166,17 @@ def _numbers(around: Iterable[EnclosingPrefix]) -> Networks:
     return tuple(sorted((one.version, one.identity) for one in around))
 
 
-Networks = tuple[tuple[int, int], ...]  # families of a pod's addresses, identities of networks around them
+Networks = tuple[tuple[int, int], ...]  # address families, identities of the CIDRs around them
 DEFAULT_CLUSTER = "default"
 HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
 RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
 GLOBAL_IDENTITIES = range(256, 1 << 24)
-"""Identities of pods, on all nodes."""
+"""Identities of pods, which are valid on all nodes."""
 
 
 class OwnPolicies:
-    """The policies of this node's pods and of the node itself, and whether they are in audit mode."""
+    """Policies of this node's endpoints and of the host, and whether audit mode is enabled."""
 
     def __init__(self, view: PolicyView | None, host: HostEndpoint | None, summary: NodeSummary) -> None:
         self._view = view
@@ -182,7 +185,7 @@ class OwnPolicies:
 
     @property
     def no_http_proxy(self) -> str:
-        """Why rules may be missing; empty if all are received."""
+        """Reason why the received rules may be incomplete; empty if they are complete."""
         return self._view.no_http_proxy if self._view is not None else ""
 
     @property
@@ -191,7 +194,7 @@ class OwnPolicies:
         return self._host.row if self._host is not None else None
 
     def policy(self, title: str, endpoint_id: int) -> _Policy | None:
-        """The policy of an endpoint; None if this agent reads no rules."""
+        """Return the policy of an endpoint; None if this agent reads no rules."""
         return _Policy(self._view, title, endpoint_id) if self._view is not None else None
 
     def audited(self) -> bool:
@@ -199,32 +202,32 @@ class OwnPolicies:
         return self._summary.audited()
 
     def host_audited(self) -> bool:
-        """Whether the node's policy is in audit mode and drops nothing."""
+        """Whether the host policy is in audit mode and drops nothing."""
         return self.audited() or (self._host is not None and self._host.audited)
 
 
 class Neighbourhood:
-    """The addresses of DNS names, and the networks in rules that contain pods' addresses."""
+    """Addresses of DNS names, and CIDRs in rules that contain pod addresses."""
 
     def __init__(self, names: NamedAddresses | None, networks: PodNetworks | None) -> None:
         self._networks = networks
         self._names = names
 
     def addresses(self, name: str) -> list[IPAddress]:
-        """The addresses that DNS returned for a name."""
+        """Return the addresses in DNS answers for a name."""
         return self._names.addresses(canonical_name(name)) if self._names is not None else []
 
     def names(self, address: IPAddress) -> Collection[str]:
-        """The names for which DNS returned an address, in canonical form."""
+        """Return the names for which a DNS answer had the address, in canonical form."""
         return self._names.names(address) if self._names is not None else ()
 
     def around(self, addresses: Iterable[IPAddress]) -> tuple[EnclosingPrefix, ...]:
-        """The network of a rule that contains each address of a pod; empty if networks select no pods."""
+        """Return the CIDR of a rule around each address of a pod; empty if CIDRs select no pods."""
         return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
 
     @property
     def selects_pods(self) -> bool:
-        """Whether networks in rules select pods."""
+        """Whether CIDR rules select pods."""
         return bool(self._networks and self._networks.matched)
 
     def _around(self, address: IPAddress) -> EnclosingPrefix:
@@ -235,7 +238,7 @@ class Neighbourhood:
 
 
 class AgentEnds:
-    """Pods, addresses, names and identities from the agent's tables."""
+    """Resolves pods, addresses, names and identities from the agent's tables."""
 
     def __init__(
         self,
@@ -257,7 +260,7 @@ class AgentEnds:
 
     @property
     def node(self) -> str:
-        """This node's name as in flows: prefixed with its cluster's name, unless that is ``default``."""
+        """Name of this node as in flows: ``cluster/node``, or the node alone in the cluster ``default``."""
         name, cluster = self._agent.node_name, self._agent.cluster_name
         return name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}"
 
@@ -267,24 +270,24 @@ class AgentEnds:
         return self._own.audited()
 
     def names_of(self, address: IPAddress) -> Collection[str]:
-        """The names for which DNS returned an address, in canonical form."""
+        """Return the names for which a DNS answer had the address, in canonical form."""
         return self._near.names(address)
 
     def reserved(self, name: str) -> End | None:
-        """The end of a reserved identity; None for an unknown name."""
+        """Return the end of a reserved identity; None for an unknown name."""
         for number, labels in RESERVED_IDENTITIES.items():
             if f"reserved:{name}" in labels:
                 return self._numbered(name, number)
         return None
 
     def identity(self, number: int) -> End:
-        """The end of an identity."""
+        """Return the end of an identity."""
         if not self._labels(number):
             raise UnanswerableError(f"there is no identity {number}")
         return self._numbered(f"identity {number}", number)
 
     def pod(self, name: str) -> End | None:
-        """The pod, of this node or another one; None if it is unknown."""
+        """Return a pod of any node; None if it is unknown."""
         for one in self._endpoints.all():
             if one.pod_name and one.pod == name:
                 return self._local(one)
@@ -299,19 +302,19 @@ class AgentEnds:
         return self._remote(name, self.identity_at(remote.address), remote.node, addresses)
 
     def pods(self) -> Sequence[str]:
-        """All pods, by namespace and name."""
+        """Return ``namespace/name`` of all pods."""
         return sorted({one.pod for one in self._endpoints.all() if one.pod_name} | set(self._others.names()))
 
     def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
-        """The named ports of a pod's containers."""
+        """Return the named ports of a pod's containers."""
         return self._others.ports(pod)
 
     def network(self, text: str) -> End:
-        """Refuse a network, as it may have many identities. Raises ValueError for invalid text."""
+        """Refuse a CIDR, which may have many identities. Raises ValueError for invalid text."""
         raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: give an address in it")
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """The owner of the address."""
+        """Return the end with the address."""
         del client
         end = self._at(address)
         node = self._others.node_of(address)
@@ -321,7 +324,7 @@ class AgentEnds:
         return [(end, "")]
 
     def named(self, name: str) -> Sequence[End]:
-        """The ends at the addresses that DNS returned for a name."""
+        """Return the ends at the addresses in DNS answers for a name."""
         found = self._near.addresses(name)
         if not found:
             raise UnanswerableError(
@@ -332,7 +335,7 @@ class AgentEnds:
         return [end._replace(title=f"{name} ({end.title})") for end in ends]
 
     def local(self, namespace: str) -> list[End]:
-        """This node's pods of a namespace. Raises UnanswerableError if there are none."""
+        """Return this node's pods of a namespace. Raises UnanswerableError if there are none."""
         local = (one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace)
         found = [self._local(one) for one in local]
         if not found:
@@ -340,7 +343,7 @@ class AgentEnds:
         return found
 
     def reserved_ends(self) -> list[KnownPods]:
-        """Sources and destinations of packets that are not pods."""
+        """Return the sources and destinations other than pods."""
         return [
             KnownPods(name, end, "", tuple(self._labels(end.identity)), ())
             for name in RESERVED_ENDS
@@ -348,7 +351,7 @@ class AgentEnds:
         ]
 
     def known_pods(self) -> list[KnownPods]:
-        """All pods by identity, and by surrounding network if networks select pods; this node's first."""
+        """Return all pods by identity, this node's first; also by CIDR if CIDR rules select pods."""
         here: dict[tuple[int, Networks], list[Endpoint]] = {}
         for one in self._endpoints.all():
             if one.pod_name and one.identity in GLOBAL_IDENTITIES:
@@ -362,7 +365,7 @@ class AgentEnds:
                 KnownPods(f"pod/{first.pod}", end, first.pod_namespace, self._labels(identity), names)
             )
         local = {identity for identity, _ in here}
-        elsewhere = self._elsewhere() if self._near.selects_pods else {}
+        elsewhere = self._remote_pods() if self._near.selects_pods else {}
         for row in self._identities.table.all():
             if row.id not in GLOBAL_IDENTITIES or (row.id in local and row.id not in elsewhere):
                 continue
@@ -373,8 +376,8 @@ class AgentEnds:
                     found.append(KnownPods(ask, end, namespace, tuple(row.labels), ()))
         return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.ask))
 
-    def _elsewhere(self) -> dict[int, list[tuple[str, End]]]:
-        """For each identity and each network around its pods' addresses, a pod of another node."""
+    def _remote_pods(self) -> dict[int, list[tuple[str, End]]]:
+        """Return one pod of another node for each identity, and each CIDR around its addresses."""
         own = {str(ip_network(ip)) for one in self._endpoints.all() for ip in one.addresses}
         pods: dict[tuple[int, str], list[IPAddress]] = {}
         for row in self._prefixes.all():
@@ -390,7 +393,7 @@ class AgentEnds:
         return {identity: list(ends.values()) for identity, ends in found.items()}
 
     def identity_at(self, address: IPAddress) -> int:
-        """The identity of packets from or to an address."""
+        """Return the identity of an address from the ipcache."""
         host = ip_network(address)
         for length in range(host.prefixlen, -1, -1):
             row = self._prefixes.get(str(host.supernet(new_prefix=length)))
@@ -461,7 +464,7 @@ class _Policy:
         self._endpoint = endpoint_id
 
     def __call__(self, direction: Direction) -> DirectionPolicy:
-        """The policy of a direction. Raises UnanswerableError before the first computation."""
+        """Return the policy of a direction. Raises UnanswerableError before the first computation."""
         found = self._view.policy(self._endpoint, direction)
         if found is None:
             raise UnanswerableError(f"{self._title} has no policy yet")

@@ -1,4 +1,4 @@
-"""Explains why connections of this node's endpoints are allowed or denied, for ``hive policy``."""
+"""Operations that explain why connections are allowed or denied, for ``hive policy``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from lifecycle import Member
 from lifecycle.http import Request, Response
 
 MOST_ENDS: Final = 60
-"""Maximum number of identities on each side of a matrix, in addition to reserved ones."""
+"""Maximum number of identities per side of a matrix, besides reserved ones."""
 
 TURN: Final = 50
-"""Number of flows after which a trial yields to the event loop."""
+"""Number of flows after which a trial lets the event loop run other tasks."""
 
 
 class ExplainOperations:
@@ -47,7 +47,7 @@ class ExplainOperations:
         self._directory = directory
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/hive/policy/explain", self.get_explanation),
             Route("GET", "/hive/policy/matrix", self.get_matrix),
@@ -57,7 +57,7 @@ class ExplainOperations:
         ]
 
     async def get_explanation(self, request: Request) -> Response:
-        """GET /hive/policy/explain: both directions of a connection, if this node decides on them."""
+        """GET /hive/policy/explain: both directions of a connection, as far as this node decides."""
         query = request.query
         name = query.get("destination", "")
         try:
@@ -70,7 +70,7 @@ class ExplainOperations:
         return answer(200, found)
 
     async def get_reachability(self, request: Request) -> Response:
-        """GET /hive/policy/reachability: which of a namespace's pods on this node reach which on a port."""
+        """GET /hive/policy/reachability: which of a namespace's local pods reach which on a port."""
         namespace = request.query.get("namespace", "")
         try:
             requested = _requested_port(request.query)
@@ -81,7 +81,7 @@ class ExplainOperations:
         return answer(200, found)
 
     async def get_matrix(self, request: Request) -> Response:
-        """GET /hive/policy/matrix: the verdicts between pods, by identity, and reserved identities."""
+        """GET /hive/policy/matrix: verdicts between pods, by identity, and reserved identities."""
         query = request.query
         try:
             most = _most(query)
@@ -110,7 +110,7 @@ class ExplainOperations:
         return answer(200, matrix)
 
     async def post_trial(self, request: Request) -> Response:
-        """POST /hive/policy/trial: the verdicts on recorded flows if more policies were in force."""
+        """POST /hive/policy/trial: verdicts on recorded flows if additional policies were in force."""
         requested = read_body(request, TrialRequest, "policies")
         if self._view is None:
             return answer(400, Failure(err="this agent follows no policies: k8s objects are not read"))
@@ -128,7 +128,7 @@ class ExplainOperations:
         return answer(200, TrialOutcome(audited=ends.audited, fates=list(fates), of=found))
 
     async def get_verdict(self, request: Request) -> Response:
-        """GET /hive/policy/verdict: the rules behind the verdict in an event of the datapath."""
+        """GET /hive/policy/verdict: the rules behind the verdict of a datapath event."""
         try:
             endpoint, identity, protocol, port = (
                 _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")
@@ -158,9 +158,9 @@ class ExplainOperations:
 
     @staticmethod
     def explain(source: End, name: str, targets: Sequence[Target]) -> Explained:
-        """The verdict on a connection.
+        """Return the verdict on a connection.
 
-        Raises UnanswerableError if neither end is an endpoint of this node.
+        Raises UnanswerableError if neither side is an endpoint of this node.
         """
         if source.policy is None and not any(one.end.policy or one.problem for one in targets):
             nodes = dict.fromkeys(one.end.elsewhere for one in targets if one.end.elsewhere)
@@ -172,7 +172,7 @@ class ExplainOperations:
 def _chosen(
     known: Sequence[KnownPods], reserved: Sequence[KnownPods], namespace: str, most: int
 ) -> tuple[list[KnownPods], int]:
-    """Reserved ends and at most ``most`` ends of the namespace (empty: of all), and how many are omitted."""
+    """Return reserved ends, at most ``most`` ends of the namespace (empty: all), and the number omitted."""
     matching = [one for one in known if namespace in ("", one.namespace)]
     if namespace and not matching:
         raise UnanswerableError(f"no pods of namespace {namespace[:63]} are known")
@@ -235,5 +235,5 @@ def _requested_port(query: dict[str, str]) -> RequestedPort:
 
 
 def part(operations: ExplainOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("policy-explain", operations.routes())

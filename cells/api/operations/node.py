@@ -1,4 +1,4 @@
-"""The operations on the node: configuration, identities, prefixes, maps, nodes."""
+"""Operations on the node: configuration, identities, ipcache, maps, nodes and debug information."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from lifecycle.jobs import TimeSlice
 
 
 class NodeMaps:
-    """The MapReader of the agent."""
+    """Implements MapReader on the agent's maps."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @property
     def directory(self) -> Path:
-        """The directory of the maps' pins."""
+        """The bpffs directory with the pinned maps."""
         return self._maps.directory
 
     def names(self) -> Sequence[str]:
-        """Names of all pinned maps, including policy maps."""
+        """Return the names of all pinned maps, including policy maps."""
         return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
 
     def cached(self, name: str) -> Map | None:
-        """cilium_lxc or cilium_ipcache."""
+        """Return cilium_lxc or cilium_ipcache; None for all others."""
         found = (table for table in (self._maps.lxc, self._maps.ipcache) if table.spec.name == name)
         return next(found, None)
 
 
-# GET and PATCH /config: the daemon's settings, and the options that can change at run time.
+# GET and PATCH /config.
 
 
 class ConfigOperations:
@@ -72,20 +72,20 @@ class ConfigOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/config", self.get_config),
             Route("PATCH", "/v1/config", self.patch_config),
         ]
 
     async def get_config(self, _request: Request) -> Response:
-        """GET /config; not rate-limited, as the plugin probes with it twice a second."""
+        """GET /config; not rate-limited, because the CNI plugin polls it twice a second."""
         facts = self._facts
         model = config_mapping.configuration_model(facts.node(), facts.settings(), self._enforcement.now)
         return answer(200, model)
 
     async def patch_config(self, request: Request) -> Response:
-        """PATCH /config: change options; the answer follows after all endpoints' maps are updated."""
+        """PATCH /config: change options, and answer after all endpoints' maps are updated."""
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
             node = self._facts.node()
@@ -109,16 +109,16 @@ class ConfigOperations:
 
 
 def config_part(operations: ConfigOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("config", operations.routes())
 
 
-# Operations for debugging the node: identities, prefixes, maps, nodes.
+# Operations for debugging.
 #
 # Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.
 
 COMPATIBLE = "1.17.0"
-"""The version of Cilium that this API is compatible with; tools choose requests by it."""
+"""The Cilium version that the API is compatible with; tools select requests by it."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEEPALIVE = 30.0
 
@@ -129,36 +129,36 @@ class CachedMap(Protocol):
     log: MapLog | None
 
     def items(self) -> Iterable[tuple[bytes, bytes]]:
-        """All entries."""
+        """Return all entries."""
         ...
 
 
 class MapReader(Protocol):
-    """The node's maps, by the names of their pins."""
+    """Interface to the node's maps, by the names of their pins."""
 
     @property
     def directory(self) -> Path:
-        """The directory of the maps' pins."""
+        """The bpffs directory with the pinned maps."""
         ...
 
     def names(self) -> Sequence[str]:
-        """Names of all maps."""
+        """Return the names of all maps."""
         ...
 
     def cached(self, name: str) -> CachedMap | None:
-        """A map that only the agent writes; None for other maps and unknown names."""
+        """Return a map that only the agent writes; None for other maps and unknown names."""
         ...
 
 
 def version_text(version: str, revision: str) -> str:
-    """Cilium's version with ours as build metadata, as the seven words that Cilium's clients expect."""
+    """Return Cilium's version with ours as build metadata, in the seven words that clients expect."""
     arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
     runtime = f"python version {platform.python_version()} linux/{arch}"
     return f"{COMPATIBLE}+hive-{version} {revision} unknown {runtime}"
 
 
 class IdentityOperations:
-    """Shows identities, and the prefixes that have them."""
+    """Lists identities and ipcache entries."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class IdentityOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/identity", self.list_identities),
             Route("GET", "/v1/identity/endpoints", self.count_identities),
@@ -182,13 +182,13 @@ class IdentityOperations:
         ]
 
     async def list_identities(self, request: Request) -> Response:
-        """GET /identity: all identities, or those that have every label of the body; 404 if none has."""
+        """GET /identity: all identities, or those with all labels of the body; 404 if none has."""
         wanted = set(read_body(request, list[str], "labels")) if request.body else set()
         found = [each for each in self._identities.all() if wanted <= set(each.labels)]
         return answer(200, [_identity(each) for each in found]) if found else empty(404)
 
     async def count_identities(self, _request: Request) -> Response:
-        """GET /identity/endpoints: identities of endpoints, and how many endpoints have each."""
+        """GET /identity/endpoints: identities of endpoints, and their numbers of endpoints."""
         counted = Counter(endpoint.identity for endpoint in self._endpoints.all())
         known = ((self._identities.get(number), count) for number, count in sorted(counted.items()))
         return answer(
@@ -204,9 +204,9 @@ class IdentityOperations:
         return empty(404) if found is None else answer(200, _identity(found))
 
     async def list_ips(self, request: Request) -> Response:
-        """GET /ip: the owner of every prefix; 404 if there is none.
+        """GET /ip: all ipcache entries; 404 if there are none.
 
-        ``cidr`` selects prefixes inside it, labels in the body those of identities with all of the labels.
+        ``cidr`` selects prefixes within it, labels in the body select identities with all of these labels.
         """
         inside = parse_cidr(request.query.get("cidr", ""))
         labels = read_body(request, list[str], "labels") if request.body else []
@@ -245,12 +245,12 @@ class IdentityOperations:
 
 
 def identities_part(operations: IdentityOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("identities", operations.routes())
 
 
 class MapOperations:
-    """Shows the node's maps, and the agent's changes to them."""
+    """Shows the node's maps, and the agent's changes of them."""
 
     def __init__(self, maps: MapReader) -> None:
         self._maps = maps
@@ -258,7 +258,7 @@ class MapOperations:
         self._followed: set[MapLog] = set()
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/map", self.list_maps),
             Route("GET", "/v1/map/{name}", self.get_map),
@@ -266,17 +266,17 @@ class MapOperations:
         ]
 
     def open(self) -> None:
-        """Let streams run: the server starts."""
+        """Allow streams, when the server starts."""
         self._closed = False
 
     def close(self) -> None:
-        """End the streams: the server stops."""
+        """End the streams, when the server stops."""
         self._closed = True
         for log in self._followed:
             log.wake()
 
     async def list_maps(self, _request: Request) -> Response:
-        """GET /map: every map; with entries if only the agent writes the map."""
+        """GET /map: all maps; with entries if only the agent writes the map."""
         return answer(200, wire.BPFMapList(maps=[self._map(name) for name in self._maps.names()]))
 
     async def get_map(self, request: Request) -> Response:
@@ -292,7 +292,7 @@ class MapOperations:
         return wire.BPFMap(path=path, cache=[wire.BPFMapEntry(key=key, value=value) for key, value in rows])
 
     async def get_map_events(self, request: Request) -> Response:
-        """GET /map/{name}/events: a line for each of the latest changes; ``follow``: also for new ones."""
+        """GET /map/{name}/events: a line per recent change; with ``follow`` also per new one."""
         name = request.match_info["name"]
         cached = self._maps.cached(name)
         if cached is None or cached.log is None:
@@ -312,16 +312,16 @@ class MapOperations:
             with anyio.move_on_after(KEEPALIVE) as waiting:
                 await log.wait(seen)
             if waiting.cancelled_caught:
-                yield b"\n"  # the write shows whether the client is alive
+                yield b"\n"  # detects a disconnected client
 
 
 def maps_part(operations: MapOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("maps", operations.routes(), operations.open, operations.close)
 
 
 def numbered(own: Iterable[str], others: Iterable[NodeAddressID]) -> list[wire.NodeID]:
-    """Nodes by node ID, each with its addresses; this node first."""
+    """Return nodes with their addresses by node ID; this node first."""
     found: dict[int, list[str]] = {}
     for row in sorted(others, key=lambda one: (one.id, one.ip.version, one.ip)):
         found.setdefault(row.id, []).append(str(row.ip))
@@ -329,7 +329,7 @@ def numbered(own: Iterable[str], others: Iterable[NodeAddressID]) -> list[wire.N
 
 
 class NodeOperations:
-    """Shows the nodes of the cluster, and information about this node for a bug report."""
+    """Lists the cluster's nodes, and returns information for a bug report."""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ class NodeOperations:
         self._watchers = NodeWatchers()
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/cluster/nodes", self.list_nodes),
             Route("GET", "/v1/node/ids", self.list_node_ids),
@@ -360,7 +360,7 @@ class NodeOperations:
         ]
 
     async def list_nodes(self, request: Request) -> Response:
-        """GET /cluster/nodes: all nodes; to a client of an earlier answer, the changes since."""
+        """GET /cluster/nodes: all nodes; to a polling client, the changes since its last request."""
         header = request.headers.get("client-id")
         number = parse_int(header, "client-id in header") if header else None
         facts = self._facts.status()
@@ -368,12 +368,12 @@ class NodeOperations:
         return answer(200, self._watchers.answer(name, number, facts.nodes))
 
     async def list_node_ids(self, _request: Request) -> Response:
-        """GET /node/ids: all node IDs; this node's is 0."""
+        """GET /node/ids: all node IDs; this node has 0."""
         ips = [ip for addresses in self._facts.status().uplinks.values() for ip in addresses]
         return answer(200, numbered(ips, () if self._numbers is None else self._numbers.all()))
 
     async def dump_cgroups(self, _request: Request) -> Response:
-        """GET /cgroup-dump-metadata: empty, as control groups are not read yet."""
+        """GET /cgroup-dump-metadata: empty, because the agent does not read cgroups yet."""
         return answer(200, wire.CgroupDumpMetadata())
 
     async def debug_info(self, _request: Request) -> Response:
@@ -410,12 +410,12 @@ class NodeOperations:
 
 
 def _is_public(variable: str) -> bool:
-    """Whether an environment variable may be shown; others may contain secrets."""
+    """Whether an environment variable may be shown; all others may contain secrets."""
     return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
 
 
 def _tunnel(row: IpcacheEntry) -> str:
-    """The node through which a prefix is reached by tunnel; empty for local and natively routed prefixes."""
+    """Return the tunnel endpoint of a prefix; empty for local and natively routed prefixes."""
     return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
 
 
@@ -438,5 +438,5 @@ def _event(name: str, change: MapChange) -> wire.MapEvent:
 
 
 def part(operations: NodeOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """Provide the operations."""
     return ApiPart("node", operations.routes())

@@ -1,4 +1,6 @@
-"""Information about this node and the cluster's nodes, read from other cells on each request.
+"""Views of this node, the cluster's nodes and the status, computed for each request.
+
+They implement the interfaces NodeSummary and StatusSummary of ``status``.
 
 Source: Cilium 1.17, NodeElement of api/v1/openapi.yaml, and GET /cluster/nodes with its Client-Id.
 """
@@ -43,11 +45,11 @@ CLIENT_SECONDS: Final = 900.0
 
 
 def node_element(node: ClusterNode, families: Collection[Family]) -> NodeElement:
-    """The model of a node: its node IPs are primary, its other addresses secondary.
+    """Return the model of a node: its node IPs are primary, its other addresses secondary.
 
-    ``enabled`` means that the family is one of ``families``, those of this agent. Both families are present,
-    and secondary addresses are never enabled, as in Cilium: its health server crashes without a family, and
-    probes enabled addresses.
+    ``enabled`` means that the address family is enabled on this agent (``families``). Both families are
+    present, and secondary addresses never enabled, as in Cilium: cilium-health probes enabled addresses, and
+    crashes if a family is missing.
     """
     primary = {family: node.node_ip(family) for family in Family}
     return NodeElement(
@@ -89,7 +91,7 @@ class _Watcher(msgspec.Struct):
 
 
 class NodeWatchers:
-    """The clients that poll for changes of nodes."""
+    """Clients that poll GET /cluster/nodes for changes."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, _Watcher] = {}
@@ -97,10 +99,10 @@ class NodeWatchers:
     def answer(
         self, name: str, number: int | None, nodes: Iterable[NodeElement], now: float | None = None
     ) -> node_models.ClusterNodeStatus:
-        """All nodes for a new client; for others, the nodes added and removed since their last request.
+        """Return all nodes to a new client, else the nodes added and removed since its last request.
 
-        A changed node is both removed, as it was, and added, as it is. ``name`` is this node's. A client
-        without a ``number`` does not poll: it gets all nodes, and is not stored.
+        A changed node is removed with its old and added with its new properties. ``name`` is that of this
+        node. A client without a ``number`` does not poll: it gets all nodes and is not stored.
         """
         if number is None:
             return node_models.ClusterNodeStatus(self_name=name, nodes_added=list(nodes) or None)
@@ -111,7 +113,7 @@ class NodeWatchers:
         found = {node.name: node for node in nodes}
         watcher = self._watchers.get(number)
         if watcher is None:
-            number = secrets.randbelow(1 << 31) + 1  # differs from those before a restart
+            number = secrets.randbelow(1 << 31) + 1  # differs from revisions before a restart
             watcher = self._watchers[number] = _Watcher(now, {})
         before, watcher.shown, watcher.requested = watcher.shown, found, now
         added = [node for key, node in found.items() if before.get(key) != node]
@@ -121,11 +123,11 @@ class NodeWatchers:
         )
 
 
-# Node information, read on each request: nothing is cached, so nothing becomes stale.
+# Views. Nothing is cached, so nothing becomes stale.
 
 
 class PodLinks:
-    """Properties of pods' links and routes, and the encapsulation of their packets."""
+    """Properties of pod links and routes, and the routing mode."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class PodLinks:
         return self._tunnel.routing_mode
 
     def described(self, addressing: Mapping[Family, Addressing], ipam_mode: str) -> NodeFacts:
-        """The facts that the plugin requires."""
+        """Return the facts that the CNI plugin reads."""
         return NodeFacts(
             addressing=addressing,
             mtu=self._pods.link_mtu(),
@@ -159,7 +161,7 @@ class PodLinks:
 
 
 class NodeView:
-    """The NodeSummary of the agent."""
+    """Implements NodeSummary."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class NodeView:
         self._sections = sections
 
     def node(self) -> NodeFacts:
-        """Routers, pod CIDRs, MTU, and the fields that sections add."""
+        """Return routers, pod CIDRs, MTU, and the fields of NodeSections."""
         facts = replace(
             self._links.described(self._router.addressing(), self._ipam.mode),
             notifications=self._datapath.notifications,
@@ -197,17 +199,17 @@ class NodeView:
         return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Set which packet events the datapath sends; no-op if unchanged."""
+        """Select the packet notifications of the datapath; no effect if unchanged."""
         if notifications != self._datapath.notifications:
             self._datapath.set_notifications(notifications)
 
     def log_debug(self, on: bool) -> None:
-        """Enable or disable debug logging of the agent; the plugin's log level is only in the settings."""
+        """Enable or disable debug logging of the agent; the CNI plugin's log level is a setting."""
         if on != (log_level() == "debug"):
             set_log_level("debug" if on else "info")
 
     def settings(self) -> Mapping[str, object]:
-        """The daemon's configuration, by the names in ``cilium-dbg config``."""
+        """Return the daemon's configuration by the names in ``cilium-dbg config``."""
         config = self._config
         return {
             "BPFRoot": str(config.bpf_root),
@@ -225,7 +227,7 @@ class NodeView:
 
 
 class StatusView:
-    """The StatusSummary of the agent: the node, its cluster, and all sections."""
+    """Implements StatusSummary from the node, its cluster, and all StatusSections."""
 
     def __init__(
         self,
@@ -248,11 +250,11 @@ class StatusView:
         self._sections = sections
 
     def version(self) -> tuple[str, str]:
-        """The agent's version, and the digest of its datapath."""
+        """Return the agent's version, and the digest of its datapath."""
         return agent_version(), self._datapath.build
 
     def status(self) -> StatusFacts:
-        """The contents of GET /healthz except the overall health."""
+        """Return the contents of GET /healthz except the overall health."""
         version, revision = self.version()
         facts = StatusFacts(
             version=version,

@@ -1,4 +1,9 @@
-"""The operations on policies and DNS names, and the model of an endpoint's policy."""
+"""Operations on policies and the FQDN cache, and the model of an endpoint's policy.
+
+Policies are read-only here: they are created through objects only.
+
+Source: Cilium 1.17, /policy, /fqdn/cache, /fqdn/names; pkg/endpoint/api.go.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +45,13 @@ from lifecycle.http import Refusal, Request, Response
 __all__ = ["EndpointPolicyModels", "NameOperations", "PolicyOperations", "names_part", "part"]
 
 
-# The policy of an endpoint in Cilium's form: the identities and the rules of each port.
+# Model of an endpoint's policy.
 #
 # Source: Cilium 1.17, pkg/endpoint/api.go, pkg/policy/l4.go: L4Filter as JSON in a text.
 
 
 class EndpointPolicyModels:
-    """Builds the models of endpoints' policies."""
+    """Builds the policy models of endpoints."""
 
     def __init__(
         self,
@@ -61,17 +66,17 @@ class EndpointPolicyModels:
         self._statistics = statistics
 
     def wanted(self, endpoint_id: int) -> EndpointPolicy | None:
-        """The desired policy."""
+        """Return the desired policy."""
         return self._policies.table.get(endpoint_id)
 
     def realized(self, endpoint_id: int) -> RealizedPolicy:
-        """The policy in the policy map."""
+        """Return the policy in the policy map."""
         return self._policies.status(endpoint_id)
 
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
-        """The desired and the realized policy.
+        """Return the desired and the realized policy.
 
-        While a policy map lags behind the rules, the earlier rules are not shown.
+        While a policy map is not updated yet, the model does not show the previous rules.
         """
         wanted, realized = self.wanted(endpoint.id), self.realized(endpoint.id)
         written = self._policies.written(endpoint.id)
@@ -94,7 +99,7 @@ class EndpointPolicyModels:
         )
 
     def proxied(self, endpoint_id: int) -> list[models.ProxyStatistics]:
-        """Messages that passed proxies for the endpoint, by port."""
+        """Return the numbers of messages through proxies, by port."""
         if self._statistics is None:
             return []
         found = self._statistics.of(endpoint_id)
@@ -147,7 +152,7 @@ def _messages(messages: Messages) -> models.MessageForwardingStatistics:
 
 
 def _identities(entries: PolicyEntries) -> dict[tuple[bool, bool], list[int]]:
-    """Identities with an entry for all protocols and ports, 0 for any, by (egress, denied)."""
+    """Return identities with an entry for all ports (0: any identity), by (egress, denied)."""
     found: dict[tuple[bool, bool], list[int]] = {
         (egress, deny): [] for egress in (False, True) for deny in (False, True)
     }
@@ -173,7 +178,7 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
     )
 
 
-# The operations on policies: policies can be read, but are created only through objects.
+# Operations on policies.
 
 _BY_OBJECTS = always(500, "rules come from objects of the cluster or a folder of manifests: change those")
 
@@ -186,7 +191,7 @@ class PolicyOperations:
         self._view = view
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/policy", self.get_policy),
             Route("PUT", "/v1/policy", _BY_OBJECTS),
@@ -195,7 +200,7 @@ class PolicyOperations:
         ]
 
     def policy(self, labels: list[str]) -> Policy | None:
-        """The rules that have all of the labels; None if labels are given and no rule has them."""
+        """Return the rules with all of the labels; None if there are labels and no rule has them."""
         rules = self._view.rules(labels) if self._view is not None else []
         if labels and not rules:
             return None
@@ -208,7 +213,7 @@ class PolicyOperations:
         return answer(200, found) if found is not None else empty(404)
 
     async def get_selectors(self, request: Request) -> Response:
-        """GET /policy/selectors: the selectors of policies of this node's endpoints."""
+        """GET /policy/selectors: the selectors in policies of this node's endpoints."""
         del request
         uses = self._view.selectors() if self._view is not None else []
         return answer(200, [_mapping(use) for use in uses])
@@ -224,11 +229,11 @@ def _mapping(use: SelectorUse) -> SelectorIdentityMapping:
 
 
 def part(operations: PolicyOperations) -> Member[ApiPart]:
-    """The operations on policies as a part of the API."""
+    """Provide the operations on policies."""
     return ApiPart("policies", operations.routes())
 
 
-# The operations on names: the addresses that DNS returned to endpoints, and the name selectors of rules.
+# Operations on the FQDN cache.
 #
 # Source: Cilium 1.17, /fqdn/cache, /fqdn/names.
 
@@ -237,7 +242,7 @@ _PATTERN: Final = re.compile(r"[-a-zA-Z0-9_.*]*")
 
 
 class _LookupFilter(msgspec.Struct, frozen=True):
-    """The filter of a request."""
+    """The query parameters of a request."""
 
     matches: Callable[[str], bool]
     inside: IPNetwork | None
@@ -252,7 +257,7 @@ class _LookupFilter(msgspec.Struct, frozen=True):
 
 
 class NameOperations:
-    """The operations on DNS names."""
+    """Operations on DNS names."""
 
     def __init__(self, endpoints: Endpoints, store: NameStore | None, names: NamedAddresses | None) -> None:
         self._endpoints = endpoints
@@ -260,7 +265,7 @@ class NameOperations:
         self._names = names
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/fqdn/cache", self.get_cache, texts=frozenset({400})),
             Route(
@@ -275,27 +280,27 @@ class NameOperations:
         ]
 
     async def get_cache(self, request: Request) -> Response:
-        """GET /fqdn/cache: addresses that DNS returned, and expired ones with open connections."""
+        """GET /fqdn/cache: addresses in DNS answers, and expired ones with open connections."""
         numbers = sorted(self._store.of) if self._store is not None else ()
         wanted = _LookupFilter.of(request)
         return answer(200, [one for number in numbers for one in self._found(number, wanted)])
 
     async def get_endpoint_cache(self, request: Request) -> Response:
-        """GET /fqdn/cache/{id}: the addresses of one endpoint; 404 for an unknown endpoint."""
+        """GET /fqdn/cache/{id}: the cache of one endpoint; 404 for an unknown endpoint."""
         endpoint = self._endpoints.lookup(request.match_info["id"])
         if endpoint is None:
             return empty(404)
         return answer(200, list(self._found(endpoint.id, _LookupFilter.of(request))))
 
     async def delete_cache(self, request: Request) -> Response:
-        """DELETE /fqdn/cache: remove names; they are added again when pods look them up."""
+        """DELETE /fqdn/cache: remove names; the next lookup adds them again."""
         matches = _matching(request.query.get("matchpattern", ""))
         if self._store is not None:
             self._store.forget(matches)
         return empty(200)
 
     async def get_names(self, request: Request) -> Response:
-        """GET /fqdn/names: the name selectors in force."""
+        """GET /fqdn/names: the FQDN selectors in force."""
         del request
         entries = [
             FQDNSelectorEntry(
@@ -341,7 +346,7 @@ class NameOperations:
 
 
 def _matching(pattern: str) -> Callable[[str], bool]:
-    """A function that matches names. Raises Refusal 400 for an invalid pattern."""
+    """Return a predicate for names that match a pattern. Raises Refusal 400 for an invalid pattern."""
     if not pattern:
         return lambda _name: True
     if _PATTERN.fullmatch(pattern) is None:
@@ -350,5 +355,5 @@ def _matching(pattern: str) -> Callable[[str], bool]:
 
 
 def names_part(operations: NameOperations) -> Member[ApiPart]:
-    """The operations on DNS names as a part of the API."""
+    """Provide the operations on DNS names."""
     return ApiPart("names", operations.routes())

@@ -1,4 +1,7 @@
-"""The operations on services."""
+"""Operations on services: list them, and add or delete services that have no Service object.
+
+Source: Cilium 1.17, PUT /service/{id}: 460 is an invalid frontend, 461 an invalid backend.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,7 @@ from lifecycle.http import Refusal, Request, Response
 __all__ = ["ServiceOperations", "part"]
 
 
-# Requested services.
-#
-# Source: Cilium 1.17, PUT /service/{id}: 460 is an invalid frontend, 461 an invalid backend.
+# Parsing of requests.
 
 Value = TypeVar("Value")
 
@@ -51,7 +52,10 @@ _POLICIES = {"": False, "Cluster": False, "Local": True}
 
 
 def requested(body: ServiceRequest) -> RequestedService:
-    """The requested frontend. Raises Refusal, or FrameworkError 422 for an unknown word."""
+    """Parse the requested frontend.
+
+    Raises Refusal, or FrameworkError 422 for an invalid enum value.
+    """
     given = body.frontend_address
     address = _address(BAD_FRONTEND, given.ip, given.port, given.protocol)
     flags = body.flags
@@ -67,7 +71,7 @@ def requested(body: ServiceRequest) -> RequestedService:
 
 
 def requested_backends(body: ServiceRequest, protocol: int = 0) -> tuple[Backend, ...]:
-    """The requested backends; ``protocol`` is the default protocol. Raises Refusal."""
+    """Parse the requested backends; ``protocol`` is the default protocol. Raises Refusal."""
     return tuple(_requested_backend(one, protocol) for one in body.backend_addresses)
 
 
@@ -78,7 +82,7 @@ def _requested_backend(given: BackendAddress, protocol: int) -> Backend:
         raise Refusal(BAD_BACKEND, f"invalid backend state [{given.state}]")
     weight = given.weight or 0
     if not weight:
-        state = BackendState.MAINTENANCE  # takes no new connections
+        state = BackendState.MAINTENANCE  # no new connections
     return Backend(
         address if address.protocol else ServiceAddress(address.ip, address.port, protocol),
         state,
@@ -119,7 +123,7 @@ def _word(known: dict[str, Value], name: str, text: str) -> Value:
     return known[text]
 
 
-# The operations: read all services, and add services manually, without objects of the cluster.
+# Operations.
 
 _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
 
@@ -138,7 +142,7 @@ class ServiceOperations:
         self._manual = manual
 
     def routes(self) -> list[Route]:
-        """All routes of the part."""
+        """Return the part's routes."""
         return [
             Route("GET", "/v1/service", self.get_services),
             Route("GET", "/v1/service/{id}", self.get_service),
@@ -148,17 +152,17 @@ class ServiceOperations:
         ]
 
     async def get_services(self, request: Request) -> Response:
-        """GET /service: all services, by number."""
+        """GET /service: all services by ID."""
         del request
         return answer(200, [service_model(one) for one in sorted(self._served.all(), key=lambda one: one.id)])
 
     async def get_service(self, request: Request) -> Response:
-        """GET /service/{id}: the service with this number; 404 without a body."""
+        """GET /service/{id}: the service with this ID; 404 without a body."""
         found = self._find(request)
         return answer(200, service_model(found)) if found is not None else empty(404)
 
     async def put_service(self, request: Request) -> Response:
-        """PUT /service/{id}: 201 for a new service; with updateServices, set states of backends."""
+        """PUT /service/{id}: 201 for a new service; with updateServices, set backend states."""
         body = read_body(request, ServiceRequest, "config")
         self._manual.check_followed()
         if body.update_services:
@@ -167,7 +171,7 @@ class ServiceOperations:
         return empty(201 if await self._manual.put(requested(body)) else 200)
 
     async def delete_service(self, request: Request) -> Response:
-        """DELETE /service/{id}: a service of a Service object is restored when the object changes."""
+        """DELETE /service/{id}: one with a Service object returns when the object changes."""
         return empty(200 if await self._manual.delete(_number(request)) else 404)
 
     async def get_redirects(self, request: Request) -> Response:
@@ -187,7 +191,7 @@ def _number(request: Request) -> int:
 
 
 def service_model(served: ServedFrontend) -> ServiceModel:
-    """The model of a frontend."""
+    """Return the model of a frontend."""
     frontend = served.shown
     spec = ServiceSpecModel(
         id=served.id,
@@ -212,7 +216,7 @@ def service_model(served: ServedFrontend) -> ServiceModel:
 
 
 def redirect_model(redirect_row: LocalRedirect) -> LRPSpec:
-    """The model of a local redirect policy."""
+    """Return the model of a local redirect policy."""
     redirect, pods = redirect_row.redirect, dict(redirect_row.pods)
     return LRPSpec(
         uid=redirect_row.uid,
@@ -263,5 +267,5 @@ def _policy(*, local: bool) -> str:
 
 
 def part(operations: ServiceOperations) -> Member[ApiPart]:
-    """The operations on services as a part of the API."""
+    """Provide the operations."""
     return ApiPart("services", operations.routes())

@@ -1,4 +1,9 @@
-"""The agent's status as wire models, and the interfaces to information about the node."""
+"""The agent's status as wire models, and the interfaces to the views of node and status.
+
+Cells contribute StatusSections that fill StatusFacts; ``node_view`` implements the interfaces.
+
+Source: Cilium 1.17, StatusResponse of api/v1/openapi.yaml.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +30,15 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Source, Value]):
-    """Computes a value of each object of a list once; a changed object must be a new one."""
+    """Memoizes a value per object of a list; objects must be immutable."""
 
     def __init__(self, compute: Callable[[Source], Value]) -> None:
         self._compute = compute
         self._last: dict[int, tuple[Source, Value]] = {}
-        """By id() of the source, which is unique while the source is stored here."""
+        """By id() of the source, which is unique because the source is stored as well."""
 
     def of(self, sources: Iterable[Source]) -> list[Value]:
-        """The values of the sources, in order. Values of other sources are evicted."""
+        """Return the values of the sources, in order. Values of other sources are evicted."""
         last, self._last = self._last, {}
         for source in sources:
             found = last.get(id(source))
@@ -41,13 +46,13 @@ class Memo(Generic[Source, Value]):
         return [value for _, value in self._last.values()]
 
 
-# The agent's status: a pure function from facts to StatusResponse.
+# Conversion of facts to StatusResponse.
 
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
 NO_FLOWS = wire.HubbleStatus(state="Disabled")
 FLOWS_NOT_SERVED = wire.HubbleStatus(state="Warning", msg="Server not initialized")
-"""A TLS file is missing or invalid, or the server has not started."""
+"""Message of Hubble's status if a TLS file is missing or invalid, or the server has not started."""
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NOT_ENCRYPTED = wire.EncryptionStatus(mode="Disabled")
@@ -58,13 +63,13 @@ ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Bes
 
 
 class ServiceFacts(msgspec.Struct, frozen=True):
-    """Service features in use, as kube-proxy has them."""
+    """Service features in use, in the terms of the kube-proxy replacement."""
 
     options: LoadBalancerOptions
     replaces_kube_proxy: bool
     """Whether the agent replaces kube-proxy completely."""
     sockets: bool
-    """Whether services are translated at sockets."""
+    """Whether socket LB is enabled."""
     direct_routing_device: str
     acceleration: str = "disabled"
     """The value of bpf-lb-acceleration."""
@@ -80,7 +85,7 @@ NOTHING_SERVED = ServiceFacts(NOTHING, replaces_kube_proxy=False, sockets=False,
 
 
 def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]]) -> wire.ProxyReplacement:
-    """The state of the kube-proxy replacement."""
+    """Return the status of the kube-proxy replacement."""
     options = facts.options
     node_port = wire.NodePortFeature()
     if options.enable_node_port:
@@ -116,7 +121,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
 
 
 def _annotations(options: LoadBalancerOptions) -> Iterator[str]:
-    """The annotations of services that the options enable."""
+    """Return the service annotations that the options enable."""
     names = {
         "type": options.enable_node_port,
         "node": options.enable_node_port,
@@ -129,7 +134,7 @@ def _annotations(options: LoadBalancerOptions) -> Iterator[str]:
 
 
 class StatusFacts(msgspec.Struct):
-    """Facts for the status except the overall health; created for each answer, filled in by sections."""
+    """Input of the status except the overall health; sections fill it for each response."""
 
     version: str
     revision: str
@@ -138,48 +143,48 @@ class StatusFacts(msgspec.Struct):
     node_name: str
     node: NodeFacts
     node_ips: Mapping[Family, IPAddress]
-    """The node IPs of this node."""
+    """Node IPs of this node."""
     nodes: Sequence[wire.NodeElement]
-    """The nodes of the cluster, including this one."""
+    """Nodes of the cluster, including this one."""
     uplinks: Mapping[str, tuple[str, ...]]
-    """Addresses of each uplink, by name."""
+    """Addresses by uplink."""
     identities: range = CLUSTER
-    """The range of identities of this cluster's pods."""
+    """Range of the identities of this cluster."""
     ipam_status: str = ""
     allocations: Mapping[str, str] = msgspec.field(default_factory=dict)
     map_sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
     map_size_ratio: float = 0.0
     monitor: MonitorStatus | None = None
-    """None if the monitor is disabled."""
+    """Perf buffers; None if the monitor is disabled."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
     """The state of the API server."""
     kvstore: wire.Status = DISABLED
-    """The state of the key-value store."""
+    """The state of the kvstore."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
     services: ServiceFacts = NOTHING_SERVED
     proxy: wire.ProxyStatus | None = None
-    """The layer 7 proxy; None if there is none."""
+    """The L7 proxy; None without one."""
     hubble: wire.HubbleStatus = NO_FLOWS
     cilium_health: wire.Status = DISABLED
-    """The state of health probes between nodes."""
+    """State of the health probes between nodes."""
     encryption: wire.EncryptionStatus = NOT_ENCRYPTED
-    """The encryption of traffic between nodes."""
+    """Encryption between nodes."""
     cluster_mesh: wire.ClusterMeshStatus | None = None
-    """Remote clusters; None without a mesh."""
+    """Remote clusters; None without a cluster mesh."""
     host_firewall: bool = False
     """Whether the host firewall is enabled."""
     host_routing: str = "Legacy"
-    """The path of packets between devices and pods: BPF, which bypasses the stack, or Legacy."""
+    """Path of packets between devices and pods: BPF (bypasses the stack) or Legacy."""
 
 
 class StatusSection(msgspec.Struct, frozen=True):
-    """A part of the status: ``fill`` sets its fields, on each request."""
+    """A cell's contribution to the status: ``fill`` sets its fields for each request."""
 
     fill: Callable[[StatusFacts], None]
 
 
 def hubble_status(current: int, most: int, seen: int, uptime: int, *, metrics: bool) -> wire.HubbleStatus:
-    """Fill level of Hubble's ring, its uptime in nanoseconds, and whether metrics are served."""
+    """Return the fill level of Hubble's ring, its uptime in ns, and whether metrics are served."""
     minutes, seconds = divmod(uptime // 1_000_000_000, 60)
     hours, minutes = divmod(minutes, 60)
     text = f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
@@ -189,14 +194,17 @@ def hubble_status(current: int, most: int, seen: int, uptime: int, *, metrics: b
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
-    """The overall health; the message starts ``<version> (v<version>-<revision>)``, which tools parse."""
+    """Return the overall health.
+
+    Tools parse the start of the message: ``<version> (v<version>-<revision>)``.
+    """
     title = f"{version} (v{version}-{revision})"
     message = f"{title}    {status.message}" if status.message else title
     return wire.Status(state=status.state, msg=message)
 
 
 def uncontrolled(module: HealthStatus) -> ControllerStatus:
-    """A degraded module as a failing controller: Cilium's clients do not show modules."""
+    """Return a degraded module as a failing controller, because Cilium's clients do not show modules."""
     counts = ControllerCounts(
         consecutive_failure_count=1,
         failure_count=1,
@@ -208,7 +216,7 @@ def uncontrolled(module: HealthStatus) -> ControllerStatus:
 
 
 def module_health(module: HealthStatus) -> wire.ModuleHealth:
-    """The last report of a module."""
+    """Return the last report of a module."""
     return wire.ModuleHealth(
         module_id=module.module,
         level=LEVELS[module.level],
@@ -218,7 +226,7 @@ def module_health(module: HealthStatus) -> wire.ModuleHealth:
 
 
 def trouble(module: HealthStatus) -> str:
-    """The message of a degraded module, and its error unless the message contains it."""
+    """Return the message of a degraded module, with its error unless the message contains it."""
     if not module.error or module.error.partition(": ")[2] in module.message:
         return module.message or module.error or ""
     return f"{module.message}: {module.error}" if module.message else module.error
@@ -227,7 +235,7 @@ def trouble(module: HealthStatus) -> str:
 def brief_response(
     status: AgentStatus, health: wire.Status, version: str, revision: str
 ) -> wire.StatusResponse:
-    """The answer to a probe: the overall health, ``health`` of cilium-health, and one failing controller."""
+    """Return the response to a brief request: overall health, cilium-health, one failing controller."""
     failing = (controller(each) for each in status.controllers if each.failures_in_a_row)
     return wire.StatusResponse(
         cilium=cilium_status(status, version, revision),
@@ -238,12 +246,12 @@ def brief_response(
 
 
 def stale(status: AgentStatus) -> dict[str, str]:
-    """The probes that do not answer, with the times since when."""
+    """Return the probes that do not respond, with the times since when."""
     return {name: rfc3339(since) for name, since in status.stale.items()}
 
 
 def cni_file(status: AgentStatus) -> wire.Status:
-    """The state of the CNI configuration file, as reported by the module that writes it."""
+    """Return the state of the CNI configuration file, from the module that writes it."""
     if status.cni_config is None:
         return DISABLED
     if status.cni_config.level == "degraded":
@@ -252,12 +260,12 @@ def cni_file(status: AgentStatus) -> wire.Status:
 
 
 def _of(family: Family, addresses: Iterable[str]) -> list[str]:
-    """The addresses of the family."""
+    """Return the addresses of the family."""
     return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
 
 
 class StatusModels:
-    """Models of controllers and modules; an unchanged one is taken from the last answer."""
+    """Builds models of controllers and modules; unchanged ones are reused from the last response."""
 
     def __init__(self) -> None:
         self.controllers = Memo(controller)
@@ -265,7 +273,7 @@ class StatusModels:
 
 
 def without_peers(encryption: wire.EncryptionStatus) -> wire.EncryptionStatus:
-    """The encryption status without peers, which only /debuginfo has."""
+    """Return the encryption status without peers, which only /debuginfo shows."""
     wireguard = encryption.wireguard
     if wireguard is None:
         return encryption
@@ -277,9 +285,10 @@ def without_peers(encryption: wire.EncryptionStatus) -> wire.EncryptionStatus:
 def status_response(
     status: AgentStatus, facts: StatusFacts, models: StatusModels, *, peers: bool = False
 ) -> wire.StatusResponse:
-    """The complete status; ``peers`` includes those of the encryption.
+    """Return the complete status; ``peers`` includes the peers of the encryption.
 
-    ``features`` is complete also without services: ``cilium-dbg status --verbose`` dereferences every member.
+    ``features`` is complete also without services, because ``cilium-dbg status --verbose`` dereferences every
+    member.
     """
     name = f"{facts.cluster_name}/{facts.node_name}"
     limits = facts.node.limits
@@ -337,14 +346,14 @@ def status_response(
     )
 
 
-# Interfaces to information about the node.
+# Interfaces.
 
 
 class NodeSummary(Protocol):
-    """Information about the node that operations show, and its options that they change."""
+    """Interface to the node's properties and options."""
 
     def node(self) -> config_mapping.NodeFacts:
-        """Routers, pod CIDRs and MTU."""
+        """Return routers, pod CIDRs and MTU."""
         ...
 
     def audited(self) -> bool:
@@ -352,7 +361,7 @@ class NodeSummary(Protocol):
         ...
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Set which packet events the datapath sends. Raises OSError."""
+        """Select the packet notifications of the datapath. Raises OSError."""
         ...
 
     def log_debug(self, on: bool) -> None:
@@ -360,17 +369,17 @@ class NodeSummary(Protocol):
         ...
 
     def settings(self) -> Mapping[str, object]:
-        """The daemon's configuration, for people."""
+        """Return the daemon's configuration."""
         ...
 
 
 class StatusSummary(Protocol):
-    """The agent's status except the overall health."""
+    """Interface to the agent's status except the overall health."""
 
     def version(self) -> tuple[str, str]:
-        """The agent's version, and the digest of its datapath."""
+        """Return the agent's version, and the digest of its datapath."""
         ...
 
     def status(self) -> StatusFacts:
-        """The contents of GET /healthz except the overall health."""
+        """Return the contents of GET /healthz except the overall health."""
         ...

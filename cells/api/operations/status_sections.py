@@ -1,6 +1,6 @@
-"""Sections of the status for cells below the API; each one fills in its fields.
+"""Status sections of cells below the API; each sets its fields of StatusFacts.
 
-Cells above it, such as masquerading, contribute sections of their own.
+Cells above the API, such as masquerading, contribute their own sections.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["SECTIONS"]
 
 
 def addresses(ipam: Ipam) -> Member[StatusSection]:
-    """Allocated addresses and their owners."""
+    """Set the allocated addresses and their owners."""
 
     def fill(facts: StatusFacts) -> None:
         facts.ipam_status, facts.allocations = ipam.status(), ipam.dump()
@@ -59,7 +59,7 @@ def addresses(ipam: Ipam) -> Member[StatusSection]:
 
 
 def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
-    """Capacities of the maps."""
+    """Set the capacities of the maps."""
 
     def fill(facts: StatusFacts) -> None:
         facts.map_sizes, facts.map_size_ratio = map_sizes(maps), sizing.dynamic_ratio
@@ -68,7 +68,7 @@ def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
 
 
 def _rings(events: Events, served: Monitor) -> MonitorStatus | None:
-    """The perf rings of datapath events; None if the monitor is disabled."""
+    """Return the perf buffers of datapath events; None if the monitor is disabled."""
     if not served.enabled:
         return None
     cpus = os.sysconf("SC_NPROCESSORS_ONLN")
@@ -76,7 +76,7 @@ def _rings(events: Events, served: Monitor) -> MonitorStatus | None:
 
 
 def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
-    """The perf rings of datapath events, in the status."""
+    """Set the perf buffers of datapath events."""
 
     def fill(facts: StatusFacts) -> None:
         facts.monitor = _rings(events, served)
@@ -85,18 +85,18 @@ def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
 
 
 def configured_monitor(events: Events, served: Monitor) -> Member[NodeSection]:
-    """The perf rings of datapath events, in the configuration."""
+    """Set the perf buffers of datapath events in the configuration."""
     return NodeSection(lambda facts: replace(facts, monitor=_rings(events, served)))
 
 
 def configured_api_server(server: KubernetesAPI | None) -> Member[NodeSection]:
-    """The API server's URL and kubeconfig in the settings."""
+    """Set the API server's URL and the kubeconfig in the configuration."""
     url, kubeconfig = server.configured if server is not None else ("", "")
     return NodeSection(lambda facts: replace(facts, api_server=url, kubeconfig=kubeconfig))
 
 
 def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
-    """The state of the API server, and the watched kinds."""
+    """Set the state of the API server, and the watched resources."""
 
     def fill(facts: StatusFacts) -> None:
         if server is not None:
@@ -109,7 +109,7 @@ def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
 
 
 def kvstore(store: KVStore | None) -> Member[StatusSection]:
-    """The state of the key-value store."""
+    """Set the state of the kvstore."""
 
     def fill(facts: StatusFacts) -> None:
         if store is not None:
@@ -126,7 +126,7 @@ def services(
     outside: NodePorts | None = None,
     sockets: SocketLB | None = None,
 ) -> Member[StatusSection]:
-    """Service features in use, as kube-proxy has them."""
+    """Set the service features, in the terms of the kube-proxy replacement."""
 
     def fill(facts: StatusFacts) -> None:
         if options is None or reach is None or programs is None:
@@ -148,7 +148,7 @@ def proxy(
     program: EnvoyProgram | None = None,
     redirects: Table[str, HTTPRedirect] | None = None,
 ) -> Member[StatusSection]:
-    """The layer 7 proxy and its redirects; empty without a proxy."""
+    """Set the L7 proxy and its redirects; an empty section without a proxy."""
 
     def fill(facts: StatusFacts) -> None:
         if ports is None or not ports.serves:
@@ -171,7 +171,7 @@ def proxy(
 def flows(
     hubble: Hubble | None, server: HubbleServer | None, metrics: HubbleMetrics | None
 ) -> Member[StatusSection]:
-    """Fill level of Hubble's ring, and whether flows and metrics are served."""
+    """Set the fill level of Hubble's ring, and whether flows and metrics are served."""
 
     def fill(facts: StatusFacts) -> None:
         observer = hubble.observer if hubble is not None else None
@@ -193,7 +193,7 @@ def flows(
 
 
 def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
-    """The state of health probes between nodes."""
+    """Set the state of the health probes between nodes."""
 
     def fill(facts: StatusFacts) -> None:
         facts.cilium_health = health_state(responder)
@@ -202,7 +202,7 @@ def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
 
 
 def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
-    """Whether the host firewall is enabled."""
+    """Set whether the host firewall is enabled."""
 
     def fill(facts: StatusFacts) -> None:
         facts.host_firewall = host is not None and host.enabled
@@ -211,7 +211,7 @@ def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
 
 
 def cluster_mesh(mesh: MeshTables | None, services: MeshServices | None) -> Member[StatusSection]:
-    """Remote clusters; empty without a mesh."""
+    """Set the remote clusters; an empty section without a mesh."""
 
     def fill(facts: StatusFacts) -> None:
         if mesh is not None and services is not None and mesh.enabled:
@@ -221,7 +221,7 @@ def cluster_mesh(mesh: MeshTables | None, services: MeshServices | None) -> Memb
 
 
 def mesh_status(mesh: MeshTables, services: MeshServices) -> wire.ClusterMeshStatus:
-    """All remote clusters, by name."""
+    """Return all remote clusters by name."""
     rows = sorted(mesh.clusters.all(), key=lambda row: row.name)
     return wire.ClusterMeshStatus(
         clusters=[
@@ -248,7 +248,7 @@ def mesh_status(mesh: MeshTables, services: MeshServices) -> wire.ClusterMeshSta
 
 
 def map_sizes(maps: Maps) -> dict[str, int]:
-    """Capacities of the maps, with the names and the order of ``cilium-dbg status --verbose``."""
+    """Return the map capacities, with the names and order of ``cilium-dbg status --verbose``."""
     policy = maps.policies.spec.inner
     tcp, other, *_ = maps.conntrack  # equal in both families
     return {

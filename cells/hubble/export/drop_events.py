@@ -1,8 +1,8 @@
-"""Reports drops of pods' packets as Kubernetes events, which ``kubectl describe pod`` shows.
+"""Creates Kubernetes events for dropped packets of pods, which ``kubectl describe pod`` shows.
 
+Why:    owners of a pod see its events, but rarely the node's flows. At most one event per pod and interval is
+        created, so that a flood of drops does not load the API server.
 Source: Cilium 1.17, hubble-drop-events, -interval and -reasons: type Warning, reason PacketDrop.
-Why:    owners of a pod see its events, but rarely the node's flows. At most one event a pod is written in an
-        interval, so that a flood of drops does not burden the API server.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.core import PODS, Pod
 from lifecycle import Duration, Jobs, Logger, Settings, Table, minutes
 
-if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+if TYPE_CHECKING:  # imported only if Hubble is enabled
     from collections.abc import Collection
 
     from cells.hubble.flow import Flow, FlowEndpoint
 
 CONTROLLER: Final = "cilium"
 WAITING: Final = 256
-"""Maximum number of events that wait for the API server; further pods are reported at their next drop."""
+"""Maximum number of events queued for the API server; other pods are reported at their next drop."""
 _DROPPING: Final = frozenset((b"\1", b"\5"))
-"""First bytes of records that may be drops: drop notifications and policy verdicts."""
+"""Message types (first bytes) of records that may be drops: drop notifications and policy verdicts."""
 _PRUNED_AT: Final = 1024
 
 
@@ -54,7 +54,7 @@ class DropEventSettings(Settings, frozen=True):
 
 
 def drop_reasons(names: Collection[str]) -> frozenset[int]:
-    """Numbers of drop reasons. Raises ValueError for an unknown name."""
+    """Return the numbers of drop reasons by name. Raises ValueError for an unknown name."""
     from cells.hubble.enums import DropReason
 
     known = {reason.name.lower(): int(reason) for reason in DropReason}
@@ -68,7 +68,7 @@ def drop_reasons(names: Collection[str]) -> frozenset[int]:
 
 
 class DropEvents:
-    """Reports drops if Hubble is enabled and there is an API server."""
+    """Creates events for drops if Hubble is enabled and there is an API server."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class DropEvents:
         self._pods = pods
         self._log = log
         self._reported: dict[tuple[str, str], float] = {}
-        """When a drop of a pod was last reported, in seconds of the monotonic clock."""
+        """Time of the last event by pod, in seconds of the monotonic clock."""
         if settings.hubble_drop_events and hubble.observer is not None:
             self._flows = hubble.observer
             jobs.one_shot("report drops", self._run)
@@ -102,7 +102,10 @@ class DropEvents:
             await self._watch(found)
 
     async def _watch(self, found: MemoryObjectSendStream[Flow]) -> None:
-        """Pass on the first drop of each pod in an interval, independently of the API server's speed."""
+        """Queue the first drop of each pod in an interval.
+
+        If the queue is full because of a slow API server, the pod is reported at its next drop.
+        """
         from cells.hubble.enums import FlowVerdict
         from cells.hubble.flow import Flow
 
@@ -149,7 +152,7 @@ class DropEvents:
 
 
 def drop_note(flow: Flow) -> str:
-    """The text of an event about a drop, in Cilium's words; an unknown direction counts as egress."""
+    """Format the event's message as Cilium does; an unknown direction counts as egress."""
     from cells.hubble.enums import DropReason
 
     try:
@@ -171,7 +174,7 @@ def _is_incoming(flow: Flow) -> bool:
 
 
 def _dropping_pod(flow: Flow) -> tuple[str, str]:
-    """Namespace and name of the pod for the event; empty if no pod is involved."""
+    """Return namespace and name of the pod that the event is about; empty if no pod is involved."""
     endpoint = flow.destination if _is_incoming(flow) else flow.source
     return (endpoint.namespace, endpoint.pod_name) if endpoint is not None else ("", "")
 

@@ -1,4 +1,4 @@
-"""Writes flow logs while Hubble is enabled: that of the settings, and those of a watched file.
+"""Hubble's exporters: run the static flow log of the settings and the dynamic ones of a watched file.
 
 Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
 """
@@ -20,7 +20,7 @@ from cells.config.drift import file_changes
 from cells.hubble.hubble import Hubble
 from lifecycle import Health, Jobs, Logger, Settings
 
-if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+if TYPE_CHECKING:  # imported only if Hubble is enabled
     from cells.hubble.export.files import FlowLog, RotatingFile, StandardOutput
 
 STDOUT: Final = "stdout"
@@ -63,7 +63,7 @@ class HubbleExportSettings(Settings, frozen=True):
 
     @property
     def flow_log(self) -> FlowLog:
-        """The flow log of the settings. Raises ValueError, one line."""
+        """Return the flow log of the settings. Raises ValueError (one line)."""
         from cells.hubble.export.files import FlowLog, parse_filters
 
         return FlowLog(
@@ -76,7 +76,7 @@ class HubbleExportSettings(Settings, frozen=True):
 
 
 class Exporters:
-    """Writes flow logs while Hubble is enabled: that of the settings, and those of the watched file."""
+    """Runs the static flow log and those of the watched file while Hubble is enabled."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class Exporters:
         self._running: dict[str, tuple[FlowLog, CancelScope]] = {}
         self._configured: dict[str, FlowLog] = {}
         self._refused = ""
-        """Why the present contents of the watched file are refused."""
+        """Why the current contents of the watched file are invalid."""
         self._failing: dict[str, str] = {}
-        """Why events are not written, by name of the log."""
+        """Why a log cannot be written, by its name."""
         self.reconfigurations: Counter[str] = Counter()
-        """Number of added, updated, removed and refused (failure) entries of the watched file."""
+        """Number of changes to flow logs by result: added, updated, removed, failure."""
         if hubble.observer is None:
             return
         self._flows = hubble.observer
@@ -108,14 +108,14 @@ class Exporters:
 
     @property
     def active(self) -> Mapping[str, bool]:
-        """Entries of the watched file, and whether events are written for each."""
+        """Whether events are being written, for each entry of the watched file."""
         return {name: name in self._running for name in self._configured}
 
     async def _export(self) -> None:
         await self._write(self._settings.flow_log)
 
     async def _write(self, flow_log: FlowLog) -> None:
-        """Write events as they arrive. Raises ValueError for invalid filters and masks."""
+        """Write matching events as they arrive. Raises ValueError for invalid filters and masks."""
         from cells.hubble.export.files import RotatingFile, StandardOutput
 
         lines = flow_log.check()
@@ -138,7 +138,7 @@ class Exporters:
     async def _append(
         self, flow_log: FlowLog, target: RotatingFile | StandardOutput, lines: list[bytes]
     ) -> None:
-        """Write lines, with retries until all are written."""
+        """Append lines; retry until all are written."""
         while True:
             wrong = ""
             try:
@@ -151,7 +151,7 @@ class Exporters:
             await anyio.sleep(RETRY)
 
     def _note(self, name: str, wrong: str) -> None:
-        """Report why events of a log are not written; empty: they are."""
+        """Report to health why a log cannot be written; empty if it can."""
         if wrong == self._failing.get(name, ""):
             return
         self._failing.pop(name, None)
@@ -168,7 +168,7 @@ class Exporters:
         else:
             self._health.ok("events are written")
 
-    # -- the watched file -------------------------------------------------------------------------
+    # Flow logs of the watched file.
 
     async def _follow_file(self) -> None:
         path = Path(self._settings.hubble_flowlogs_config_path)
@@ -215,7 +215,7 @@ class Exporters:
             running[1].cancel()
 
     async def _run(self, flow_log: FlowLog, scope: CancelScope) -> None:
-        """Write one log of the watched file until its end, or until it is changed."""
+        """Run one log of the watched file until its end time, or until the file changes it."""
         seconds = None if flow_log.end is None else max(flow_log.end - time.time_ns(), 0) / 1e9
         with scope, anyio.move_on_after(seconds):
             await self._write(flow_log)

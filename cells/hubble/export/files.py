@@ -1,4 +1,4 @@
-"""Flow logs: which events are written to a file, their lines, and the rotation of files.
+"""Flow logs: parsing of their configuration, selection and encoding of events, and rotation of files.
 
 Source: Cilium 1.17, pkg/hubble/exporter.
 """
@@ -31,7 +31,7 @@ from cells.hubble.scalars import DecodeError, parse_rfc3339
 
 
 def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
-    """Parse one or more JSON objects as filters. Raises ValueError that names the setting."""
+    """Parse one or more JSON objects as filters. Raises ValueError with the setting's name."""
     decoder, rest = json.JSONDecoder(), text.lstrip(" ,\n")
     while rest:
         try:
@@ -45,7 +45,7 @@ def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
 
 
 class FlowLog(msgspec.Struct, frozen=True):
-    """One file of events, with filters."""
+    """The configuration of one flow log."""
 
     name: str
     path: str
@@ -53,18 +53,18 @@ class FlowLog(msgspec.Struct, frozen=True):
     include: tuple[FlowFilter, ...] = ()
     exclude: tuple[FlowFilter, ...] = ()
     end: int | None = None
-    """When writing to it ends, in nanoseconds since 1970; None: never."""
+    """Time at which the log ends, in nanoseconds since 1970; None: never."""
 
     def equals(self, other: FlowLog) -> bool:
-        """Whether it is the same log; the order of fields and filters does not matter."""
-        return self._normalized() == other._normalized()  # of its own class
+        """Whether the configurations are equal; the order of fields and filters does not matter."""
+        return self._normalized() == other._normalized()
 
     def _normalized(self) -> tuple[object, ...]:
         filters = (frozenset(map(encode, each)) for each in (self.include, self.exclude))
         return self.name, self.path, self.end, frozenset(self.field_mask), *filters
 
     def check(self) -> Lines:
-        """Raise ValueError for invalid filters and masks. Returns what makes its lines."""
+        """Compile filters and field mask. Raises ValueError if one is invalid."""
         try:
             matches = compile_filters(self.include, self.exclude)
         except InvalidFilter as error:
@@ -80,14 +80,14 @@ class FlowLog(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """The line of an event that matches."""
+    """Encodes matching events as lines."""
 
     def __init__(self, matches: Predicate, mask: FieldMask) -> None:
         self._matches = matches
         self._mask = mask
 
     def line(self, seen: SeenEvent) -> bytes:
-        """The event as JSON with a newline; empty if it does not match."""
+        """Encode an event as a line of JSON; empty if it does not match."""
         event = seen.event
         if not self._matches(event):
             return b""
@@ -107,7 +107,7 @@ class Lines:
 
 
 def parse_flow_logs(text: str) -> list[FlowLog]:
-    """The entries of a file of flow logs. Raises ValueError, one line."""
+    """Parse the YAML file of flow logs. Raises ValueError (one line)."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -136,21 +136,21 @@ def _flow_log(entry: object) -> FlowLog:
             tuple(map(str, entry.get("fieldMask") or ())),
             tuple(from_json(FlowFilter, one) for one in entry.get("includeFilters") or ()),
             tuple(from_json(FlowFilter, one) for one in entry.get("excludeFilters") or ()),
-            None if end is None else _moment(end),
+            None if end is None else _time(end),
         )
     except (DecodeError, TypeError) as error:
         raise ValueError(f"flowLogs: {entry['name']}: {error}") from error
 
 
-def _moment(end: object) -> int:
-    """A time in YAML, which the parser may have converted already."""
+def _time(end: object) -> int:
+    """Return the time in nanoseconds since 1970; the YAML parser may have converted it to a datetime."""
     if isinstance(end, datetime):
         return int((end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
     return parse_rfc3339(str(end))
 
 
 class RotatingFile:
-    """A file that is renamed when it is full; the newest renamed files are retained."""
+    """A file that is renamed at its maximum size; the newest renamed files are retained."""
 
     def __init__(self, path: Path, *, size: int, backups: int, compress: bool) -> None:
         self._path = path
@@ -160,12 +160,12 @@ class RotatingFile:
         self._file: FileIO | None = None
         self._written = 0
         self._latest = 0
-        """When a file was last renamed, in milliseconds, so that names differ."""
+        """Time of the last rotation in milliseconds, so that names are unique."""
 
     def write(self, lines: list[bytes]) -> None:
-        """Append lines and empty the list; a line is never split between files.
+        """Append lines and remove them from the list; a line is never split between files.
 
-        Raises OSError: then lines that are not written stay in the list.
+        Raises OSError; the list then contains the lines that are not written.
         """
         while lines:
             if self._file is None:
@@ -188,7 +188,7 @@ class RotatingFile:
             self._file = None
 
     def _append(self, data: bytes) -> None:
-        """Append all of the data or, without room for it, nothing. Raises OSError."""
+        """Append all of the data, or nothing if there is no space. Raises OSError."""
         if self._file is None:
             return
         done = 0
@@ -196,8 +196,8 @@ class RotatingFile:
             while done < len(data):
                 done += self._file.write(data[done:])
         except OSError:
-            with suppress(OSError):  # a pipe, say: what it has taken stays there
-                if done:  # by the file's own size: others may have truncated it
+            with suppress(OSError):  # a pipe cannot be truncated
+                if done:  # relative to the current size: others may have truncated the file
                     self._file.truncate(os.fstat(self._file.fileno()).st_size - done)
             raise
         self._written += len(data)
@@ -222,7 +222,7 @@ class RotatingFile:
         self._open()
 
     def _backup(self) -> Path:
-        """A name for the full file that sorts after all others."""
+        """Return a name for the full file that sorts after all other backups."""
         self._latest = max(time.time_ns() // 1_000_000, self._latest + 1)
         moment = datetime.fromtimestamp(self._latest // 1000, UTC).strftime("%Y-%m-%dT%H-%M-%S")
         return self._path.with_name(
@@ -230,7 +230,7 @@ class RotatingFile:
         )
 
     def backups(self) -> list[Path]:
-        """The renamed files, oldest first."""
+        """Return the renamed files, oldest first."""
         name = re.compile(
             re.escape(self._path.stem)
             + r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}"
@@ -241,7 +241,7 @@ class RotatingFile:
 
 
 class StandardOutput:
-    """The process's standard output, with the interface of a file."""
+    """The process's standard output with the interface of RotatingFile."""
 
     def write(self, lines: list[bytes]) -> None:
         """Write lines and empty the list. Raises OSError."""
@@ -250,4 +250,4 @@ class StandardOutput:
         sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """A no-op, as the stream belongs to the process."""
+        """Do nothing: the stream belongs to the process."""

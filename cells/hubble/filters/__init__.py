@@ -1,9 +1,9 @@
-"""Filters of events, compiled once for each request.
+"""Filters of events, compiled once per request.
 
-All fields of a FlowFilter must match; the values of a field are alternatives. Events other than flows match
-only by event type, and an empty filter.
+An event matches a FlowFilter if it matches all set fields; it matches a field if it matches one of its
+values. Events other than flows match only empty filters and filters by event type.
 
-Source: Cilium 1.17, pkg/hubble/filters. Regular expressions are RE2's, which take linear time.
+Source: Cilium 1.17, pkg/hubble/filters. Regular expressions are those of RE2, which take linear time.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DEFAULT_CLUSTER: Final = "default"
 
 
 class InvalidFilter(ValueError):  # noqa: N818 - clients see its text
-    """A field of a filter cannot be compiled."""
+    """Raised if a field of a filter has an invalid value."""
 
 
 def compile_filters(allow: Sequence[FlowFilter], deny: Sequence[FlowFilter]) -> Predicate:
-    """A function that returns whether an event passes: one of `allow` matches, if any, and none of `deny`.
+    """Return a predicate: one of `allow` matches, or `allow` is empty, and none of `deny` matches.
 
     Raises InvalidFilter.
     """
@@ -81,7 +81,7 @@ def _flows(check: FlowPredicate) -> Predicate:
 
 
 def _equal(values: Iterable[Any], read: Callable[[Flow], Any]) -> list[Predicate]:
-    """Compare with these values; no check without values."""
+    """Return a predicate that compares with these values; no predicate without values."""
     wanted = frozenset(values)
     return [_flows(lambda flow: read(flow) in wanted)] if wanted else []
 
@@ -120,7 +120,7 @@ def _numbers(message: FlowFilter) -> list[Predicate]:
 
 
 def _is_reply(flow: Flow) -> bool | None:
-    """None if unknown; a dropped packet counts as none."""
+    """Whether the flow is a reply; None if unknown. A drop without the flag is not a reply."""
     if flow.is_reply is None:
         return False if flow.verdict == FlowVerdict.DROPPED else None
     return flow.is_reply
@@ -307,7 +307,7 @@ def _named(message: FlowFilter) -> list[Predicate]:
 
 
 def _namespaced(text: str) -> tuple[str, str]:
-    """Namespace and prefix of a name; without a slash, the namespace is ``default``."""
+    """Split ``namespace/prefix``; without a slash, the namespace is ``default``."""
     if not text:
         raise InvalidFilter("invalid filter, name must not be empty")
     if "/" not in text:
@@ -399,7 +399,7 @@ _NAME_RUNES: Final = re.compile(r"[-.0-9a-z_*]*")
 
 
 def _name_pattern(text: str) -> Callable[[str], bool]:
-    """Whether a whole name matches a pattern with wildcards. Raises InvalidFilter."""
+    """Return a predicate for whole names with wildcards. Raises InvalidFilter."""
     pattern = text.strip().removesuffix(".").lower()
     if not pattern:
         raise InvalidFilter("empty pattern")
@@ -439,7 +439,7 @@ def _node_name(text: str) -> FlowPredicate:
 
 
 def _regexp(pattern: str) -> Regexp:
-    """Compile an expression. Raises InvalidFilter."""
+    """Compile a regular expression. Raises InvalidFilter."""
     try:
         return compile_regexp(pattern)
     except RegexpError as error:
@@ -526,7 +526,7 @@ _INVALID_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[\x00-\x1f\x7f]")
 
 
 def _path(flow: Flow) -> str | None:
-    """The decoded path of a URL in a request line; None if it is invalid."""
+    """Return the decoded path of an HTTP URL; None if the URL is invalid."""
     url = _url(flow)
     if not url or (match := _REQUEST_URI.fullmatch(url)) is None:
         return "*" if url == "*" else None

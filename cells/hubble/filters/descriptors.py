@@ -1,7 +1,7 @@
-"""Protobuf descriptors of the messages and services, and CEL expressions that use them.
+"""Protobuf descriptors of Hubble's messages and services, for reflection and for CEL filters.
 
-Filters in the Common Expression Language (a flow is named ``_flow``) need the Python packages cel-expr-python
-and protobuf, which are imported only for a request with such a filter.
+CEL (Common Expression Language) filters, in which the flow is named ``_flow``, need the Python packages
+cel-expr-python and protobuf; they are imported for the first request with such a filter.
 
 Source: google/protobuf/descriptor.proto; Cilium 1.17, api/v1 and pkg/hubble/filters/cel.go; cel.dev.
 """
@@ -103,7 +103,7 @@ _WELL_KNOWN: Final = ("timestamp", "wrappers", "field_mask", "any")
 
 
 class ProtoFile(NamedTuple):
-    """A file of messages and services, with their Python types in modules."""
+    """A .proto file: its messages and services, and the Python modules that define them."""
 
     name: str
     package: str
@@ -114,7 +114,7 @@ class ProtoFile(NamedTuple):
 
 
 def service(package: str, name: str, *methods: tuple[str, str, str, bool]) -> ServiceDescriptorProto:
-    """A service with methods: request, answer, and whether it streams answers."""
+    """Describe a service by its methods: request type, response type, and whether responses are streamed."""
     return ServiceDescriptorProto(
         name=name,
         method=[
@@ -166,17 +166,17 @@ _ENUM_SCOPES: Final = {
     "ChangeNotificationType": "peer",
     "TunnelProtocol": "flow.Tunnel",
 }
-"""The package or message of an enum; other enums are in the package flow."""
+"""The package or message that contains an enum; all other enums are in the package flow."""
 _ENUM_NAMES: Final = {"FlowVerdict": "Verdict", "TunnelProtocol": "Protocol"}
 
 
 def file_descriptors() -> list[bytes]:
-    """Serialized FileDescriptorProto of each file, dependencies first."""
+    """Return the serialized FileDescriptorProto of each file, dependencies first."""
     return [encode(describe(each)) for each in _FILES]
 
 
 def describe(file: ProtoFile) -> FileDescriptorProto:
-    """The FileDescriptorProto of a file."""
+    """Return the FileDescriptorProto of a file."""
     messages = [
         cls
         for _, cls in inspect.getmembers(file.messages, inspect.isclass)
@@ -241,7 +241,7 @@ def _field(member: Member, oneofs: Sequence[str]) -> FieldDescriptorProto:
 
 
 def _type(member: Member) -> tuple[int, str]:
-    """A field's type, and the full name of a message or enum."""
+    """Return the descriptor type of a field, and the full name of its message or enum."""
     if isinstance(member.type, EnumType):
         name = member.type.enum.__name__
         return _ENUM, f".{_ENUM_SCOPES.get(name, 'flow')}.{_ENUM_NAMES.get(name, name)}"
@@ -250,11 +250,11 @@ def _type(member: Member) -> tuple[int, str]:
     return _SCALARS[member.type.name], ""
 
 
-# Filters in the Common Expression Language
+# CEL filters
 
 
 def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
-    """A function that returns whether one of the expressions is true; one that fails is not.
+    """Return a predicate: one of the expressions is true; an expression that fails is false.
 
     Raises InvalidFilter.
     """
@@ -280,12 +280,12 @@ def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
 
 
 def _kind_name(name: str) -> str:
-    """The name of a type as in Go's library: only messages have capitals."""
+    """Return the name of a CEL type as cel-go prints it: only messages have capitals."""
     return name.lower() if name.isupper() else name
 
 
 _WRAPPERS: Final = {"_flow.is_reply": "wrapper(bool)"}
-"""Fields that may be absent: the library takes such a field for a bool, Cilium's does not."""
+"""Fields with presence: cel-expr-python takes them for a bool, cel-go does not."""
 
 
 def _holds(expression: Any, flow: object) -> bool:
@@ -297,7 +297,7 @@ def _holds(expression: Any, flow: object) -> bool:
 
 @cache
 def _environment() -> tuple[Any, Any, Any]:
-    """The environment of expressions, protobuf's class of a flow, and the library's types."""
+    """Return the CEL environment, protobuf's class of a flow, and the library's types."""
     try:
         from cel_expr_python import cel
         from google.protobuf import any_pb2, field_mask_pb2, message_factory, timestamp_pb2, wrappers_pb2

@@ -1,4 +1,4 @@
-"""Label selectors in Kubernetes' text form, over Cilium's labels with sources.
+"""Kubernetes label selectors in text form, applied to Cilium's labels with sources.
 
 ``app=web,env in (prod,dev),!reserved:host``: a key without ``source:`` matches labels of any source.
 
@@ -14,7 +14,7 @@ from typing import Final
 ANY: Final = "any"
 
 Labels = Mapping[str, str]
-"""Values by ``source:key`` and, for any source, ``any:key``."""
+"""Label values by ``source:key`` and by ``any:key``."""
 Requirement = Callable[[Labels], bool]
 
 _TOKEN = re.compile(r"\s*(==|!=|[=!<>(),]|[^\s=!<>(),]+)")
@@ -38,11 +38,11 @@ _VALUE_FAULT: Final = (
 
 
 class LabelSelectorError(ValueError):
-    """The text is not a selector."""
+    """Raised for a text that is not a label selector."""
 
 
 def index_labels(labels: Sequence[str]) -> Labels:
-    """Index labels ``source:key=value`` by key; one without a source only by the key of any source."""
+    """Index labels by ``source:key`` and ``any:key``; those without a source by ``any:key`` only."""
     found: dict[str, str] = {}
     for label in labels:
         name, _, value = label.partition("=")
@@ -53,7 +53,10 @@ def index_labels(labels: Sequence[str]) -> Labels:
 
 
 def parse_selector(text: str) -> list[Requirement]:
-    """The requirements, all of which must match; none for an empty text. Raises LabelSelectorError."""
+    """Parse a selector to requirements, all of which must match; none for an empty text.
+
+    Raises LabelSelectorError.
+    """
     return _Parser(text).requirements()
 
 

@@ -1,7 +1,7 @@
-"""The metrics of flows, by names in ``hubble-metrics``.
+"""Flow metrics by their names in ``hubble-metrics``, and their configuration.
 
-Source: Cilium 1.17, pkg/hubble/metrics. Some labels of Cilium are corrected: dns has ``rcode`` with any
-        number of context labels, icmp the family IPv6, kafka the error code as a number.
+Source: Cilium 1.17, pkg/hubble/metrics. Differences: dns has ``rcode`` with any number of context labels,
+        icmp the family IPv6, kafka the error code as a number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PASSED: Final = frozenset({FlowVerdict.FORWARDED, FlowVerdict.REDIRECTED})
 
 
 class FlowMetric:
-    """One entry of ``hubble-metrics``: its options and metrics."""
+    """Base of an entry of ``hubble-metrics``: its options and its Prometheus metrics."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
@@ -47,21 +47,21 @@ class FlowMetric:
         self.prepare()
 
     def prepare(self) -> None:
-        """Create the metrics."""
+        """Create the metrics; called once."""
         raise NotImplementedError
 
     def process(self, flow: Flow) -> None:
-        """Count a flow."""
+        """Update the metrics with a flow."""
         raise NotImplementedError
 
     def add(self, name: str, text: str, *labels: str, buckets: bool = False) -> FlowSeries:
-        """Add a metric to this entry."""
+        """Add a Prometheus metric to this entry."""
         metric = FlowSeries(name, text, self.contexts, *labels, buckets=buckets)
         self.metrics.append(metric)
         return metric
 
     def trace(self, flow: Flow) -> str:
-        """The trace of a flow, if exemplars are enabled."""
+        """Return the trace ID of a flow if exemplars are enabled, else an empty text."""
         context = flow.trace_context
         if not self._exemplars or context is None or context.parent is None:
             return ""
@@ -69,7 +69,7 @@ class FlowMetric:
 
 
 def protocol_of(flow: Flow) -> str:
-    """The protocol for labels."""
+    """Return the protocol of a flow for the label ``protocol``."""
     kind = flow.event_type.type if flow.event_type is not None else 0
     if kind == ACCESS_LOG:
         return _l7_name(flow.l7) or "Unknown L7"
@@ -115,7 +115,7 @@ def _verdict(flow: Flow) -> str:
 
 
 class DNSMetric(FlowMetric):
-    """Queries and answers."""
+    """Counts DNS queries and responses."""
 
     def prepare(self) -> None:
         query = ("query",) if "query" in self.options else ()
@@ -148,7 +148,7 @@ class DNSMetric(FlowMetric):
 
 
 class DropMetric(FlowMetric):
-    """Drops by reason."""
+    """Counts drops by reason."""
 
     def prepare(self) -> None:
         self._drops = self.add("hubble_drop_total", "Number of drops", "reason", "protocol")
@@ -164,7 +164,7 @@ class DropMetric(FlowMetric):
 
 
 class TCPMetric(FlowMetric):
-    """TCP flags of flows."""
+    """Counts TCP flags."""
 
     def prepare(self) -> None:
         self._flags = self.add("hubble_tcp_flags_total", "TCP flag occurrences", "flag", "family")
@@ -181,7 +181,7 @@ class TCPMetric(FlowMetric):
 
 
 class ProcessedMetric(FlowMetric):
-    """All flows by type and verdict."""
+    """Counts flows by type, subtype and verdict."""
 
     def prepare(self) -> None:
         text = "Total number of flows processed"
@@ -203,7 +203,7 @@ class ProcessedMetric(FlowMetric):
 
 
 class PortMetric(FlowMetric):
-    """Destination ports."""
+    """Counts flows by destination port."""
 
     def prepare(self) -> None:
         text = "Numbers of packets distributed by destination port"
@@ -218,7 +218,7 @@ class PortMetric(FlowMetric):
 
 
 class ICMPMetric(FlowMetric):
-    """ICMP messages by type."""
+    """Counts ICMP messages by type."""
 
     def prepare(self) -> None:
         self._messages = self.add("hubble_icmp_total", "Number of ICMP messages", "family", "type")
@@ -251,7 +251,7 @@ def _http_labels(flow: Flow, http: HTTP) -> dict[str, str]:
 
 
 class HTTPMetric(FlowMetric):
-    """HTTP requests and responses, separately."""
+    """Counts HTTP requests and responses separately, and durations."""
 
     def prepare(self) -> None:
         self._requests = self.add(
@@ -280,7 +280,7 @@ class HTTPMetric(FlowMetric):
 
 
 class HTTPv2Metric(FlowMetric):
-    """HTTP requests with the status of their responses; source and destination are those of the request."""
+    """Counts HTTP requests by the status of their response; source and destination are the request's."""
 
     def prepare(self) -> None:
         self._requests = self.add(
@@ -303,7 +303,7 @@ class HTTPv2Metric(FlowMetric):
 
 
 class KafkaMetric(FlowMetric):
-    """Kafka requests."""
+    """Counts Kafka requests, and their durations."""
 
     def prepare(self) -> None:
         self._requests = self.add(
@@ -330,7 +330,7 @@ class KafkaMetric(FlowMetric):
 
 
 class ToWorldMetric(FlowMetric):
-    """Flows that leave the cluster."""
+    """Counts flows that leave the cluster."""
 
     def prepare(self) -> None:
         port = ("port",) if "port" in self.options else ()
@@ -353,7 +353,7 @@ class ToWorldMetric(FlowMetric):
 
 
 class PolicyMetric(FlowMetric):
-    """Verdicts of network policies."""
+    """Counts policy verdicts."""
 
     def prepare(self) -> None:
         text = "Total number of Cilium network policy verdicts"
@@ -391,14 +391,14 @@ _KINDS: Final[dict[str, type[FlowMetric]]] = {
 
 
 class MetricEntry(msgspec.Struct, frozen=True):
-    """A configured metric: its options, and filters for its flows."""
+    """A configured metric: name, options, and filters of flows."""
 
     name: str
     options: Mapping[str, str]
     include: tuple[FlowFilter, ...] = ()
-    """Flows that match one are counted; without any, all are."""
+    """Only flows that match one of these are counted; empty: all."""
     exclude: tuple[FlowFilter, ...] = ()
-    """Flows that match one are not counted."""
+    """Flows that match one of these are not counted."""
 
 
 class _Counting(NamedTuple):
@@ -408,16 +408,16 @@ class _Counting(NamedTuple):
 
 
 class FlowMetrics:
-    """The configured metrics. Raises MetricOptionsError, as follow() does."""
+    """All configured metrics. The constructor and follow() raise MetricOptionsError."""
 
     def __init__(self, entries: Iterable[MetricEntry]) -> None:
         self._counting: dict[str, _Counting] = {}
         self.follow(entries)
 
     def follow(self, entries: Iterable[MetricEntry]) -> None:
-        """Replace the configuration; a metric with the same name and options keeps its series.
+        """Replace the configuration; a metric with unchanged name and options keeps its series.
 
-        Raises MetricOptionsError: then nothing changes.
+        Raises MetricOptionsError; the configuration is then unchanged.
         """
         wanted = {entry.name: entry for entry in entries}
         if {"http", "httpV2"} <= wanted.keys():
@@ -437,29 +437,29 @@ class FlowMetrics:
             raise MetricOptionsError(f"unable to initialize metric '{entry.name}': {error}") from error
 
     def process(self, flow: Flow) -> None:
-        """Count a flow in all metrics."""
+        """Update all metrics with a flow."""
         for one in self._counting.values():
             if one.counts(flow):
                 one.metric.process(flow)
 
     def remove_pod(self, namespace: str, pod: str) -> None:
-        """Remove the series of a pod that was deleted."""
+        """Remove the series with labels of a deleted pod."""
         for _, one, _ in self._counting.values():
             for metric in one.metrics:
                 metric.remove(lambda labels, of=one: of.contexts.names_pod(labels, namespace, pod))  # type: ignore[misc]
 
     def all(self) -> Iterator[FlowSeries]:
-        """All metrics with counted flows."""
+        """Return all Prometheus metrics."""
         for one in self._counting.values():
             yield from one.metric.metrics
 
     def families(self) -> list[MetricFamily]:
-        """The metric families."""
+        """Return the metric families for the scrape."""
         return [metric.family() for metric in self.all()]
 
 
 def metrics_of(texts: Iterable[str]) -> list[MetricEntry]:
-    """The metrics in texts such as ``dns:query;sourceContext=pod``."""
+    """Parse entries of ``hubble-metrics`` such as ``dns:query;sourceContext=pod``."""
     found = []
     for text in texts:
         name, _, rest = text.partition(":")
@@ -469,7 +469,7 @@ def metrics_of(texts: Iterable[str]) -> list[MetricEntry]:
 
 
 def configured_metrics(text: str) -> list[MetricEntry]:
-    """The metrics of a YAML file with a list ``metrics``. Raises MetricOptionsError, one line.
+    """Parse a YAML file with a list ``metrics``. Raises MetricOptionsError (one line).
 
     Source: Cilium 1.17, pkg/hubble/metrics/api: name, contextOptions, includeFilters, excludeFilters.
     """

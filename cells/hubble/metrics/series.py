@@ -1,6 +1,6 @@
-"""The series of one flow metric: labels that options of ``hubble-metrics`` select, and exemplars.
+"""The series of one flow metric, its context labels, and OpenMetrics exposition with exemplars.
 
-Source: Cilium 1.17, pkg/hubble/metrics/api; OpenMetrics 1.0, as Prometheus's Go client writes it.
+Source: Cilium 1.17, pkg/hubble/metrics/api; OpenMetrics 1.0 as Prometheus's Go client writes it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DIRECTIONS: Final[dict[int, str]] = {
 
 
 class MetricOptionsError(ValueError):
-    """A ``hubble-metrics`` without a metric's name, or an invalid value of an option."""
+    """Raised for an entry of ``hubble-metrics`` with an unknown name or an invalid option."""
 
 
 class FlowEnd:
-    """One end of a flow."""
+    """Context values of the source or destination of a flow."""
 
     def __init__(self, flow: Flow, *, source: bool) -> None:
         self.endpoint = (flow.source if source else flow.destination) or FlowEndpoint()
@@ -41,12 +41,12 @@ class FlowEnd:
 
     @property
     def workload_name(self) -> str:
-        """The name of the pod's workload."""
+        """Name of the pod's workload."""
         return self.endpoint.workloads[0].name if self.endpoint.workloads else ""
 
     @property
     def workload_kind(self) -> str:
-        """The kind of the pod's workload."""
+        """Kind of the pod's workload."""
         return self.endpoint.workloads[0].kind if self.endpoint.workloads else ""
 
     @property
@@ -57,7 +57,7 @@ class FlowEnd:
 
     @property
     def app(self) -> str:
-        """The value of its first label that names an application."""
+        """Value of its first label that names an application."""
         for label in self.endpoint.labels:
             for prefix in _APP_LABELS:
                 if label.startswith(prefix):
@@ -66,7 +66,7 @@ class FlowEnd:
 
     @property
     def reserved(self) -> str:
-        """Its reserved label; that of the API server if it has several."""
+        """Its reserved label; reserved:kube-apiserver if it has several."""
         found = [label for label in self.endpoint.labels if label.startswith("reserved:")]
         if "reserved:kube-apiserver" in found:
             return "reserved:kube-apiserver"
@@ -96,12 +96,12 @@ _END_LABELS: Final[dict[str, Callable[[FlowEnd], str]]] = {
 
 
 class Contexts:
-    """Labels of each series in addition to the metric's own, as its options select."""
+    """Labels that the context options add to each series, e.g. sourceContext and labelsContext."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._labels: tuple[str, ...] = ()
         self._ends: dict[tuple[str, str], tuple[str, ...]] = {}
-        """Contexts by end and direction; without a direction, for both."""
+        """Context names by source or destination and traffic direction; direction None applies to both."""
         for key, value in options.items():
             if key == "labelscontext":
                 self._labels = _labels(value)
@@ -116,7 +116,7 @@ class Contexts:
         self.names = (*self._labels, *self._used)
 
     def values(self, flow: Flow, *, swapped: bool = False) -> dict[str, str]:
-        """The labels of a flow; ``swapped`` exchanges source and destination."""
+        """Return the context label values of a flow; ``swapped`` exchanges source and destination."""
         ends = {"source": FlowEnd(flow, source=True), "destination": FlowEnd(flow, source=False)}
         if swapped:
             called = {"source": "destination", "destination": "source"}
@@ -136,7 +136,7 @@ class Contexts:
         return found
 
     def names_pod(self, labels: Mapping[str, str], namespace: str, pod: str) -> bool:
-        """Whether a series has the labels of a pod."""
+        """Whether the labels of a series are those of a pod."""
         for end in ("source", "destination"):
             if {f"{end}_pod", f"{end}_namespace"} <= set(self._labels) and (
                 labels[f"{end}_namespace"],
@@ -167,7 +167,7 @@ def _contexts(text: str) -> tuple[str, ...]:
 
 
 class FlowSeries:
-    """The series of one metric, by labels in alphabetical order."""
+    """The series of one metric, by label values in alphabetical order of the labels."""
 
     def __init__(self, name: str, text: str, contexts: Contexts, *labels: str, buckets: bool = False) -> None:
         self.name = name
@@ -175,18 +175,18 @@ class FlowSeries:
         self.labels = tuple(sorted((*contexts.names, *labels)))
         self.series: dict[tuple[str, ...], Any] = {}
         self.exemplars: dict[tuple[str, ...], dict[int, tuple[str, float, float]]] = {}
-        """For each series, by bucket: trace, value and time."""
+        """By series and bucket: trace ID, value and time."""
         self._buckets = buckets
 
     def count(self, labels: Mapping[str, str], trace: str = "") -> None:
-        """Count a flow."""
+        """Increment the counter of a flow's series."""
         key = tuple(labels[name] for name in self.labels)
         self.series[key] = self.series.get(key, 0) + 1
         if trace:
             self.exemplars.setdefault(key, {})[0] = (trace, 1.0, time.time())
 
     def observe(self, labels: Mapping[str, str], value: float, trace: str = "") -> None:
-        """Add a value to a histogram."""
+        """Observe a value in the histogram of a flow's series."""
         key = tuple(labels[name] for name in self.labels)
         found = self.series.get(key)
         if found is None:
@@ -198,19 +198,19 @@ class FlowSeries:
             self.exemplars.setdefault(key, {})[bucket] = (trace, value, time.time())
 
     def remove(self, wanted: Callable[[Mapping[str, str]], bool]) -> None:
-        """Remove the series with the given labels."""
+        """Remove the series with these labels."""
         for key in [one for one in self.series if wanted(dict(zip(self.labels, one, strict=True)))]:
             del self.series[key]
             self.exemplars.pop(key, None)
 
     def family(self) -> MetricFamily:
-        """All series with their present values."""
+        """Return the metric family with the current values."""
         make = histogram if self._buckets else counter
         return make(self.name, self.text, dict(self.series), " ".join(self.labels))
 
 
 def openmetrics(metrics: Sequence[FlowSeries], others: Sequence[MetricFamily] = ()) -> str:
-    """Metrics in OpenMetrics's text form, with exemplars for flow metrics."""
+    """Format metric families as OpenMetrics text, with exemplars for flow metrics."""
     exemplars = {metric.name: metric.exemplars for metric in metrics}
     families = [*(metric.family() for metric in metrics), *others]
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Counts flows while Hubble is enabled, and serves the metrics of flows on a port of their own.
+"""Counts flows while Hubble is enabled, and serves flow metrics on their own address.
 
 Source: Cilium 1.17, hubble-metrics, hubble-metrics-server and enable-hubble-open-metrics.
 """
@@ -22,14 +22,14 @@ from cells.observe.metrics import ListenAddress, listen
 from lifecycle import Health, Jobs, Lifecycle, Logger, Settings, Table
 from lifecycle.process import CONTENT_TYPE, exposition
 
-if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+if TYPE_CHECKING:  # imported only if Hubble is enabled
     import ssl
 
     from cells.hubble.metrics.kinds import FlowMetrics
     from lifecycle.http import Request, Response
 
 DELETED_AFTER: Final = 60.0
-"""Seconds after the end of a pod until its series are removed, so that they are scraped once more."""
+"""Seconds between the deletion of a pod and that of its series, so that they are scraped once more."""
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -89,7 +89,7 @@ class HubbleMetricsSettings(Settings, frozen=True):
 
     @property
     def entries(self) -> list[str]:
-        """Each metric with its options."""
+        """The configured metrics."""
         return self.hubble_metrics.split()
 
 
@@ -123,12 +123,12 @@ class HubbleMetrics:
 
     @property
     def served(self) -> bool:
-        """Whether they have an address of their own."""
+        """Whether hubble-metrics-server has an address."""
         return self.lost is not None and bool(self._settings.hubble_metrics_server)
 
     @property
     def flows(self) -> FlowMetrics:
-        """The metrics of flows."""
+        """The configured flow metrics."""
         if self._flows is None:
             from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
 
@@ -137,7 +137,7 @@ class HubbleMetrics:
 
     @property
     def lost(self) -> Mapping[str, int] | None:
-        """Events that were lost before they could be counted, by queue; None if Hubble is disabled."""
+        """Number of lost events by queue; None if Hubble is disabled."""
         return None if self._hubble.observer is None else dict(self._hubble.observer.lost)
 
     async def _follow_file(self) -> None:
@@ -146,7 +146,7 @@ class HubbleMetrics:
             self._read_file(path)
 
     def _read_file(self, path: Path) -> None:
-        """Apply the file; while it is unreadable or invalid, the previous contents stay in force."""
+        """Apply the watched file; an unreadable or invalid one leaves the configuration unchanged."""
         from cells.hubble.metrics.kinds import configured_metrics
 
         try:
@@ -185,7 +185,7 @@ class HubbleMetrics:
 
 
 class HubbleMetricsServer:
-    """Answers ``/metrics`` if Hubble is enabled and hubble-metrics-server has an address."""
+    """Serves ``/metrics`` if Hubble is enabled and hubble-metrics-server has an address."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class HubbleMetricsServer:
         tls = self._context if self._settings.hubble_metrics_server_enable_tls else None
         server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log, tls=tls)
         address = ListenAddress.parse(self._settings.hubble_metrics_server)
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # If cancelled here, asyncio would leak the listening socket.
         with anyio.CancelScope(shield=True):
             await server.serve(listen("hubble-metrics-server", address))
         self._log.info("serving flow metrics", address=str(address), tls=tls is not None)
@@ -240,14 +240,14 @@ class HubbleMetricsServer:
         await self._certificates.follow(self._report)
 
     def _context(self) -> ssl.SSLContext:
-        """The TLS context for one handshake. Raises OSError if files are unusable."""
+        """Return the TLS context for one handshake. Raises OSError if the files are unusable."""
         try:
             return self._certificates.context()
         finally:
             self._report()
 
     def _report(self) -> None:
-        """Report whether the TLS files are usable; logged when that changes."""
+        """Report to health whether the TLS files are usable, and log changes."""
         wrong = self._certificates.wrong()
         if wrong:
             last = "the last good ones are" if self._certificates.usable else "no metrics are served"
@@ -269,15 +269,15 @@ class HubbleMetricsServer:
         if self._settings.enable_hubble_open_metrics and wanted:
             from cells.hubble.metrics.series import openmetrics
 
-            text, kind = openmetrics(list(flows.all()), list(self._others())), _OPENMETRICS
+            text, kind = openmetrics(list(flows.all()), list(self._static_families())), _OPENMETRICS
         else:
-            text, kind = exposition([*flows.families(), *self._others()]), CONTENT_TYPE
+            text, kind = exposition([*flows.families(), *self._static_families()]), CONTENT_TYPE
         self._answered["200"] += 1
         self._durations.setdefault("200", Histogram()).observe(anyio.current_time() - began)
         return Response(200, text.encode(), kind)
 
-    def _others(self) -> Iterator[MetricFamily]:
-        """Metrics that do not depend on the configuration."""
+    def _static_families(self) -> Iterator[MetricFamily]:
+        """Return the metrics that do not depend on the configuration."""
         lost = self._metrics.lost or {}
         yield counter("hubble_lost_events_total", "Number of lost events", lost, "source")
         yield counter(

@@ -1,8 +1,9 @@
-"""Parses records of the datapath to flows or debug events, with names from a resolver.
+"""Parses datapath records (perf events) to flows or debug events, with names from a Resolver.
 
-`Parser.read` raises `EventError` for a record that does not become an event: its class is the reason.
+`Parser.read` raises an `EventError` for a record that does not become an event; its class is the reason.
 
-Source: Cilium 1.17, bpf/lib/{drop,trace,trace_sock,policy_log,dbg}.h; parsers threefour, sock and debug.
+Source: Cilium 1.17, bpf/lib/{drop,trace,trace_sock,policy_log,dbg}.h; pkg/hubble/parser (threefour, sock,
+debug).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _drop = struct.Struct("<xBHIIIIIIHBbI")
 _debug = struct.Struct("<xBHIIII")
 _capture = struct.Struct("<xBHIIIII")
 _trace = struct.Struct("<xBHIIHHIIHBBI")
-_verdict = struct.Struct("<xBHIIHHIiHBBB3x")
+_policy_verdict = struct.Struct("<xBHIIHHIiHBBB3x")
 _trace_sock = struct.Struct("<xB16sHQQBB")
 _TRACE_V1: Final = _trace.size + 16
 
@@ -63,7 +64,7 @@ _TO_PROXY: Final = 1
 
 
 class EventError(ValueError):
-    """The record does not become an event."""
+    """Raised for a record that does not become an event."""
 
 
 class EmptyRecord(EventError):  # noqa: N818 - reads as what it is
@@ -71,15 +72,15 @@ class EmptyRecord(EventError):  # noqa: N818 - reads as what it is
 
 
 class UnknownRecord(EventError):  # noqa: N818
-    """A type without events in Hubble."""
+    """The message type has no event in Hubble."""
 
 
 class SkippedRecord(EventError):  # noqa: N818
-    """A setting skips the record."""
+    """The settings exclude the record."""
 
 
 class MalformedRecord(EventError):  # noqa: N818
-    """Too short, of an unknown version, or with a malformed packet."""
+    """The record is too short, of an unknown version, or has a malformed packet."""
 
 
 class FlowOrigin(msgspec.Struct):
@@ -100,7 +101,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Parser:
-    """Parses records of the datapath."""
+    """Parses datapath records by their message type (first byte)."""
 
     def __init__(self, origin: FlowOrigin, *, skip_unknown_cgroup_ids: bool = True) -> None:
         self._origin = origin
@@ -110,12 +111,12 @@ class Parser:
             DEBUG: _debug_event,
             CAPTURE: self._capture,
             TRACE: self._trace,
-            VERDICT: self._verdict,
+            VERDICT: self._policy_verdict,
             TRACE_SOCK: self._trace_sock,
         }
 
     def read(self, data: bytes, cpu: int, stamp: Stamp, resolver: Resolver) -> Flow | DebugEvent:
-        """The event of a record. Raises EventError if it does not become one."""
+        """Parse a record to an event. Raises EventError if it does not become one."""
         if not data:
             raise EmptyRecord("empty record")
         reader = self._readers.get(data[0])
@@ -136,7 +137,7 @@ class Parser:
         destination: FlowEndpoint,
         resolver: Resolver,
     ) -> Flow:
-        """The common fields of flows of layers 3 and 4."""
+        """Create a flow with the fields that all L3/L4 flows share."""
         flow = Flow(
             time=stamp.time,
             uuid=stamp.uuid,
@@ -160,7 +161,7 @@ class Parser:
     def _drop(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
         reason, endpoint, _, _, _, from_, to, *_ = _drop.unpack_from(data)
         headers = read_packet(data[_drop.size :])
-        source, destination = _parties(headers, from_, to, resolver)
+        source, destination = _endpoints(headers, from_, to, resolver)
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.verdict = FlowVerdict.DROPPED
         flow.drop_reason = flow.drop_reason_desc = reason
@@ -172,7 +173,7 @@ class Parser:
     def _capture(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
         point, _, _, _, _, argument, _ = _capture.unpack_from(data)
         headers = read_packet(data[_capture.size :])
-        source, destination = _parties(headers, 0, 0, resolver)
+        source, destination = _endpoints(headers, 0, 0, resolver)
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.event_type = _event_type(CAPTURE, point)
         flow.debug_capture_point = point
@@ -192,8 +193,8 @@ class Parser:
             raise MalformedRecord(f"trace has only {len(data)} bytes")
         headers = read_packet(data[_TRACE_V1 if version else _trace.size :])
         original = data[_trace.size : _trace.size + (16 if flags & 1 else 4)] if version else b""
-        translated = _restore_source(headers, original)
-        source, destination = _parties(headers, from_, to, resolver)
+        translated = _restore_original_source(headers, original)
+        source, destination = _endpoints(headers, from_, to, resolver)
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.verdict = FlowVerdict.FORWARDED
         encrypted, reason = reason & 0x80, reason & 0x7F
@@ -214,11 +215,13 @@ class Parser:
             flow.traffic_direction = _EGRESS if outgoing else _INGRESS
         return flow
 
-    def _verdict(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
-        sub_type, _, _, _, _, _, remote, verdict, _, _, flags, auth = _verdict.unpack_from(data)
+    def _policy_verdict(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        sub_type, _, _, _, _, _, remote, verdict, _, _, flags, auth = _policy_verdict.unpack_from(data)
         ingress, match = flags & 3 == 1, flags >> 3 & 7
-        headers = read_packet(data[_verdict.size :])
-        source, destination = _parties(headers, remote if ingress else 0, 0 if ingress else remote, resolver)
+        headers = read_packet(data[_policy_verdict.size :])
+        source, destination = _endpoints(
+            headers, remote if ingress else 0, 0 if ingress else remote, resolver
+        )
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.event_type = _event_type(VERDICT, sub_type)
         flow.auth_type = auth
@@ -231,7 +234,7 @@ class Parser:
             flow.is_reply = False
             allowed = FlowVerdict.AUDIT if flags & 0x40 else FlowVerdict.FORWARDED
             flow.verdict = FlowVerdict.REDIRECTED if verdict else allowed
-        _correlate(flow, headers, match, remote, resolver)
+        _correlate_policy(flow, headers, match, remote, resolver)
         return flow
 
     def _trace_sock(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
@@ -241,7 +244,7 @@ class Parser:
         if not pod and self._skip_unknown_cgroup_ids:
             raise SkippedRecord(f"no pod has the cgroup {cgroup}")
         source, destination = (pod, 0), (ip_text(packed if ipv6 else packed[:4]), port)
-        if point in {3, 4}:  # the answer's way
+        if point in {3, 4}:  # reverse translation: the packet is a reply
             source, destination = destination, source
         l4, name = None, "Unknown"
         if protocol == 1:
@@ -294,22 +297,24 @@ def _interface(index: int, name: str) -> NetworkInterface:
     return share(NetworkInterface(index=index, name=name))
 
 
-def _service(end: tuple[str, int], resolver: Resolver) -> FlowService | None:
-    return resolver.service_at(*end) if end[0] else None
+def _service(address_port: tuple[str, int], resolver: Resolver) -> FlowService | None:
+    return resolver.service_at(*address_port) if address_port[0] else None
 
 
 def _first_of_family(addresses: Sequence[str], *, ipv6: bool) -> str:
     return next((address for address in addresses if (":" in address) == ipv6), "")
 
 
-def _parties(headers: Headers, from_: int, to: int, resolver: Resolver) -> tuple[FlowEndpoint, FlowEndpoint]:
+def _endpoints(
+    headers: Headers, from_: int, to: int, resolver: Resolver
+) -> tuple[FlowEndpoint, FlowEndpoint]:
     if (ip := headers.ip) is None:
         return resolver.party("", from_), resolver.party("", to)
     return resolver.party(ip.source, from_), resolver.party(ip.destination, to)
 
 
-def _restore_source(headers: Headers, original: bytes) -> bool:
-    """Set the source before translation, if the record has one. Returns whether it has."""
+def _restore_original_source(headers: Headers, original: bytes) -> bool:
+    """Set the source address before SNAT if the record has one. Return whether it has."""
     if not any(original):
         return False
     if (ip := headers.ip) is not None and (source := ip_text(original)) != ip.source:
@@ -317,8 +322,11 @@ def _restore_source(headers: Headers, original: bytes) -> bool:
     return True
 
 
-def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: Resolver) -> None:
-    """Add the policies that allowed or denied the flow, if the endpoint's policy still has the entry."""
+def _correlate_policy(flow: Flow, headers: Headers, match: int, remote: int, resolver: Resolver) -> None:
+    """Set the policies that allowed or denied the flow, if the policy map still has the entry.
+
+    Source: Cilium 1.17, CorrelatePolicy.
+    """
     allowed = flow.verdict in _FORWARDING
     if not allowed and flow.drop_reason_desc != DropReason.POLICY_DENY:
         return
@@ -346,15 +354,15 @@ def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: 
 
 
 def _entry_key(match: int, remote: int, port: int, protocol: int) -> EntryKey | None:
-    """The entry of a match type."""
-    found = {
+    """Return the key of the matched policy map entry; None for other match types."""
+    key_fields = {
         _L3_L4: (remote, port, protocol),
         _L4_ONLY: (0, port, protocol),
         _PROTO_ONLY: (0, None, protocol),
         _L3_ONLY: (remote, None, 0),
         _ALL: (0, None, 0),
     }.get(match)
-    return EntryKey(*found) if found is not None else None
+    return EntryKey(*key_fields) if key_fields is not None else None
 
 
 def _debug_event(data: bytes, cpu: int, _stamp: Stamp, resolver: Resolver) -> DebugEvent:

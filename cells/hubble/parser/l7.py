@@ -1,6 +1,6 @@
-"""Parses access log records of the proxies to flows of layer 7.
+"""Parses access log records of the DNS proxy and Envoy to L7 flows; redacts requests as configured.
 
-Source: Cilium 1.17, pkg/proxy/accesslog and Hubble's parser seven; W3C Trace Context; Go's net/url for URLs.
+Source: Cilium 1.17, pkg/proxy/accesslog and pkg/hubble/parser/seven; W3C Trace Context; Go's net/url.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from cells.observe.events import LookupRecord, Party, RequestRecord
 ACCESS_LOG: Final = 129
 REDACTED: Final = "HUBBLE_REDACTED"
 REQUESTS_REMEMBERED: Final = 10_000
-"""Maximum number of unanswered requests with stored times, for latencies."""
+"""Maximum number of requests without a response with stored times, for latencies."""
 
 V = TypeVar("V")
 
 
 class Party7(msgspec.Struct, frozen=True):
-    """One end of a request."""
+    """Source or destination of a request."""
 
     address: str
     port: int = 0
@@ -55,7 +55,7 @@ class Party7(msgspec.Struct, frozen=True):
 
 
 class DNSRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A lookup or its answer."""
+    """A DNS query or response."""
 
     query: str = ""
     addresses: Sequence[str] = ()
@@ -68,7 +68,7 @@ class DNSRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HTTPRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request or its answer."""
+    """An HTTP request or response."""
 
     code: int = 0
     method: str = ""
@@ -78,7 +78,7 @@ class HTTPRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KafkaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kafka request or its answer."""
+    """A Kafka request or response."""
 
     error_code: int = 0
     api_version: int = 0
@@ -88,14 +88,14 @@ class KafkaRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherRecord(msgspec.Struct, frozen=True):
-    """A request of a protocol without a message in flows."""
+    """A request or response of a protocol for which flows have no message."""
 
     protocol: str
     fields: Mapping[str, str] = {}
 
 
 class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The log record of one request or answer."""
+    """The access log record of one request or response."""
 
     type: str
     """Request, Response or Sample."""
@@ -117,19 +117,19 @@ class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redaction(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of requests that are hidden."""
+    """Settings of hubble-redact-*: which parts of requests are hidden."""
 
     enabled: bool = False
     url_query: bool = False
     user_info: bool = True
-    """Passwords in URLs, even without `enabled`."""
+    """Passwords in URLs; effective also if `enabled` is false."""
     kafka_api_key: bool = False
     headers_allow: frozenset[str] = frozenset()
     """Names in lower case."""
     headers_deny: frozenset[str] = frozenset()
 
     def hides_header(self, name: str) -> bool:
-        """Whether values of the header are hidden."""
+        """Whether the value of the header is redacted."""
         if not self.enabled:
             return False
         name = name.lower()
@@ -139,7 +139,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Remembered(Generic[V]):
-    """Values by request id; the oldest are dropped."""
+    """A bounded map of values by request ID; the oldest are evicted."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, V] = OrderedDict()
@@ -155,7 +155,7 @@ class _Remembered(Generic[V]):
 
 
 class L7Parser:
-    """Parses access log records in order: the latency of an answer follows from its request."""
+    """Parses access log records in order: a response's latency is the time since its request."""
 
     def __init__(self, origin: FlowOrigin, redaction: Redaction) -> None:
         self._origin = origin
@@ -164,7 +164,7 @@ class L7Parser:
         self._traces: _Remembered[TraceContext] = _Remembered()
 
     def read(self, record: AccessLogRecord, stamp: Stamp, resolver: Resolver) -> Flow:
-        """The flow of a record. Raises MalformedRecord without a time or address family."""
+        """Parse a record to a flow. Raises MalformedRecord without a time or address family."""
         try:
             time = parse_rfc3339(record.time)
         except DecodeError as error:
@@ -207,7 +207,7 @@ class L7Parser:
         )
 
     def _latency(self, record: AccessLogRecord, kind: L7FlowType, time: int) -> int:
-        """Nanoseconds since the request; 0 for a request, or if it is unknown."""
+        """Return the time since the request in ns; 0 for a request, or if its time is unknown."""
         if not (request_id := _header(record, "X-Request-Id")):
             return 0
         if kind == L7FlowType.REQUEST:
@@ -239,7 +239,7 @@ class L7Parser:
         return layer
 
     def redacted(self, record: RequestRecord) -> RequestRecord:
-        """The request without what flows of it do not show."""
+        """Return a request record without the redacted parts."""
         hides = self._redaction.hides_header
         headers = {
             name: [REDACTED] * len(values) if hides(name) else values
@@ -286,7 +286,7 @@ _VERDICTS: Final = {
 _DIRECTIONS: Final = {"Ingress": TrafficDirection.INGRESS, "Egress": TrafficDirection.EGRESS}
 _FIRST_TYPES = "A NS MD MF CNAME SOA MB MG MR NULL WKS PTR HINFO MINFO MX TXT"
 DNS_TYPES: Final = dict(enumerate(_FIRST_TYPES.split(), 1)) | {28: "AAAA", 33: "SRV", 41: "OPT", 256: "URI"}
-"""Names of record types; others are ``Unknown``."""
+"""Names of DNS record types; all others are ``Unknown``."""
 DNS_CODES: Final = {
     0: "No Error",
     1: "Format Error",
@@ -308,7 +308,7 @@ DNS_CODES: Final = {
     22: "Bad Truncation",
     23: "Bad Cookie",
 }
-"""Names of response codes; others are ``Unknown``."""
+"""Names of DNS response codes; all others are ``Unknown``."""
 
 
 def _l4(record: AccessLogRecord) -> Layer4 | None:
@@ -353,7 +353,7 @@ def _dns(record: DNSRecord, *, answer: bool) -> DNS:
 
 
 def _header(record: AccessLogRecord, name: str) -> str:
-    """The first value of a header, by its canonical name."""
+    """Return the first value of a header, by its canonical name."""
     values = record.http.headers.get(name) if record.http is not None else None
     return values[0] if values else ""
 
@@ -362,7 +362,7 @@ _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-(
 
 
 def _trace_id(header: str) -> str:
-    """The trace id in a traceparent header; empty if it is invalid."""
+    """Return the trace ID of a traceparent header; empty if the header is invalid."""
     if (match := _TRACEPARENT.fullmatch(header.strip())) is None:
         return ""
     version, trace_id, parent, _, rest = match.groups()
@@ -424,7 +424,7 @@ _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 def _url(text: str, redaction: Redaction) -> str:
-    """A parsed URL as Go prints it, without hidden parts."""
+    """Format a parsed URL as Go's URL.String() does, without redacted parts."""
     match = _URL.fullmatch(text)
     if match is None:
         return text
@@ -438,7 +438,7 @@ def _url(text: str, redaction: Redaction) -> str:
 
 
 def _path(text: str) -> str:
-    """Unchanged if its escapes are valid; otherwise decoded and escaped again."""
+    """Return the path unchanged if its escapes are valid, else decode and escape it again."""
     data = text.encode()
     if text == "*" or _ESCAPED.fullmatch(data):
         return text
@@ -450,7 +450,7 @@ def _path(text: str) -> str:
 
 
 def access_log_record(record: RequestRecord | LookupRecord) -> AccessLogRecord:
-    """The record of a report of the DNS proxy or Envoy."""
+    """Convert a report of the DNS proxy or Envoy to an access log record."""
     http, dns = None, None
     if isinstance(record, RequestRecord):
         http = HTTPRecord(

@@ -1,7 +1,6 @@
-"""Events of the node: notifications of the agent, and debug messages of the datapath.
+"""Converts agent notifications to agent events, and formats datapath debug messages.
 
-Source: Cilium 1.17, pkg/monitor/api (the notifications), Hubble's parser of agent events, and
-pkg/monitor/datapath_debug.go (the texts of debug messages).
+Source: Cilium 1.17, pkg/monitor/api (notifications), pkg/hubble/parser/agent, pkg/monitor/datapath_debug.go.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ _EVENTS: Final[dict[int, tuple[AgentEventType, type[Any], Callable[[Any], dict[s
 
 
 def agent_event(kind: int, notification: object) -> AgentEvent:
-    """The event of a notification with the monitor's number; unknown if number and content do not match."""
+    """Convert a notification to an agent event; unknown if its number and body do not match."""
     if (known := _EVENTS.get(kind)) is not None and isinstance(notification, known[1]):
         return AgentEvent(type=known[0], **known[2](notification))
     text = msgspec.json.encode(notification).decode()
@@ -149,13 +148,13 @@ def agent_event(kind: int, notification: object) -> AgentEvent:
 
 
 def debug_text(kind: int, a: int, b: int, c: int) -> str:
-    """The message of a debug event of this kind with these three arguments."""
+    """Format a debug message of this type with its three arguments."""
     text = _TEXTS.get(kind)
     return text(a, b, c) if text else f"Unknown message type={kind} arg1={a} arg2={b}"
 
 
 def _port(value: int) -> int:
-    """The lower half of an argument, in network byte order."""
+    """Return the port in the lower half of an argument, which is in network byte order."""
     return (value & 0xFF) << 8 | value >> 8 & 0xFF
 
 
@@ -164,7 +163,7 @@ def _ip4(value: int) -> str:
 
 
 def _ip6(value: int) -> str:
-    """The last four bytes of an address."""
+    """Format the last four bytes of an IPv6 address."""
     high, low = divmod(int.from_bytes(value.to_bytes(4, "little"), "big"), 1 << 16)
     return f"{high:x}:{low:x}"
 

@@ -1,9 +1,9 @@
-"""Parses the first bytes of a packet: Ethernet, IPv4, IPv6, and TCP, UDP, SCTP or ICMP.
+"""Decodes the headers of a captured packet: Ethernet, IPv4, IPv6, and TCP, UDP, SCTP or ICMP.
 
-Unknown headers end the parsing without an error. For IP in IP, the inner header counts; VXLAN and Geneve are
-not decapsulated.
+Decoding stops at an unknown header without an error. For IP in IP, the inner header is used; VXLAN and Geneve
+are not decapsulated.
 
-Source: Cilium 1.17, the decoding layers of Hubble's threefour parser (gopacket).
+Source: Cilium 1.17, the gopacket layers of pkg/hubble/parser/threefour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IPV4, IPV6 = 0x0800, 0x86DD
 _IPIP, _TCP, _UDP, _6IN4, _ICMPV6, _IPIP_94, _SCTP, _ICMPV4, _HOP_BY_HOP = 4, 6, 17, 41, 58, 94, 132, 1, 0
 
 _NOP = 1
-"""The option that fills a TCP header by one byte."""
+"""The one-byte NOP option, which pads a TCP header."""
 
 _ports = struct.Struct(">HH")
 _ipv4 = struct.Struct(">BxHxxHxBxx4s4s")
@@ -78,18 +78,18 @@ ICMPV6_CODES: Final = {
     4: ("ErroneousHeaderField", "UnrecognizedNextHeader", "UnrecognizedIPv6Option"),
 }
 FLAGS: Final = ("SYN", "ACK", "RST", "FIN", "PSH", "URG", "ECE", "CWR", "NS")
-"""In the order of printing."""
+"""TCP flags in the order of Cilium's output."""
 _BITS: Final = {
     name: 1 << bit for bit, name in enumerate(("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR", "NS"))
 }
 
 
 class PacketError(ValueError):
-    """A header is truncated or inconsistent."""
+    """Raised for a truncated or inconsistent header."""
 
 
 class Headers(msgspec.Struct, gc=False):
-    """The parsed headers. Instances are shared, so they must not be changed."""
+    """Decoded headers. Instances are shared and must not be changed."""
 
     ethernet: Ethernet | None = None
     ip: IP | None = None
@@ -97,13 +97,13 @@ class Headers(msgspec.Struct, gc=False):
     source_port: int = 0
     destination_port: int = 0
     protocol: int = 0
-    """0 unless the header of layer 4 was parsed."""
+    """The IP protocol number; 0 unless the L4 header was decoded."""
     summary: str = ""
 
 
 @functools.lru_cache(maxsize=4096)
 def ip_text(packed: bytes) -> str:
-    """The canonical text of an address as Go's net.IP prints it: IPv4-mapped addresses as IPv4."""
+    """Format an address as Go's net.IP does: IPv4-mapped IPv6 addresses as IPv4."""
     if len(packed) == 4:
         return socket.inet_ntop(socket.AF_INET, packed)
     if packed[:12] == bytes(10) + b"\xff\xff":
@@ -117,7 +117,7 @@ def ip_text(packed: bytes) -> str:
 
 @functools.cache
 def tcp_flags(bits: int) -> tuple[TCPFlags, str]:
-    """The flags and their text, from the nine bits in a TCP header."""
+    """Return the TCP flags of the nine bits, and their text."""
     names = [name for name in FLAGS if bits & _BITS[name]]
     return share(TCPFlags(**dict.fromkeys(names, True))), "TCP Flags: " + ", ".join(names)
 
@@ -142,7 +142,7 @@ def _tcp(ports: bytes, bits: bytes) -> tuple[Layer4, str, int, int]:
 
 
 def read_packet(data: bytes) -> Headers:
-    """The headers of a packet from Ethernet on; none for an empty one. Raises PacketError."""
+    """Decode a packet that starts with Ethernet; an empty one has no headers. Raises PacketError."""
     if not data:
         return Headers()
     if len(data) < 14:
@@ -171,7 +171,7 @@ def _read_ipv4(headers: Headers, data: bytes) -> None:
         raise PacketError(f"Invalid IP header length {header}: more than there are bytes")
     headers.ip = _ip(source, destination)
     headers.summary = "IPv4"
-    if not fragment & 0x3FFF:  # more fragments, or an offset
+    if not fragment & 0x3FFF:  # a fragment: MF flag or fragment offset
         _read_next(headers, protocol, data[header:total])
 
 
@@ -257,7 +257,7 @@ def _read_icmpv6(headers: Headers, data: bytes) -> None:
 
 
 def icmp_text(kind: int, code: int, types: dict[int, str], codes: dict[int, tuple[str, ...]]) -> str:
-    """``EchoRequest``, ``DestinationUnreachable(Port)``, ``42(0)``."""
+    """Format type and code as gopacket does: ``EchoRequest``, ``DestinationUnreachable(Port)``, ``42(0)``."""
     if kind not in types:
         return f"{kind}({code})"
     known = codes.get(kind, ())

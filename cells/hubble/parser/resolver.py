@@ -1,4 +1,6 @@
-"""Names for flows: the agent's endpoints, identities, services and DNS names at one moment.
+"""Resolver interface of the flow parsers: endpoints, identities, pods, services and DNS names at one time.
+
+``resolvers`` implements it on the agent's tables. Also: workloads of pods, and namespaces in recent flows.
 
 Source: Cilium 1.17, the getters of Hubble's parser and pkg/hubble/parser/common.
 """
@@ -20,16 +22,16 @@ from cells.hubble.flow import Flow, FlowEndpoint, FlowPolicy, FlowService, Workl
 CLUSTER_LABEL = "k8s:io.cilium.k8s.policy.cluster"
 NAMESPACE_LABEL: Final = "k8s:io.kubernetes.pod.namespace"
 NAMESPACE_AGE: Final = 3600 * 1_000_000_000
-"""Nanoseconds after which a namespace without flows is dropped."""
+"""Nanoseconds without flows after which a namespace is no longer listed."""
 _WITH_IDENTITIES: Final = frozenset((b"\1", b"\4"))
 _VERDICT: Final = b"\5"
-_MOST_PARTIES: Final = 1 << 16
+_MAX_PARTIES: Final = 1 << 16
 _POLICY_LABEL = "k8s:io.cilium.k8s.policy."
 _CRON_JOB = re.compile(r"(.+)-\d{8,10}")
 
 
 class LocalEndpoint(msgspec.Struct, frozen=True):
-    """The fields of an endpoint of this node that flows show."""
+    """The properties of an endpoint of this node that flows contain."""
 
     id: int
     identity: int = 0
@@ -40,70 +42,79 @@ class LocalEndpoint(msgspec.Struct, frozen=True):
 
 
 class EntryKey(msgspec.Struct, frozen=True):
-    """An entry of a policy map."""
+    """The key of a policy map entry without direction."""
 
     identity: int
-    """0: all peers."""
+    """0 matches all peers."""
     port: int | None
-    """None: all ports."""
+    """None matches all ports."""
     protocol: int
 
 
 class DecidingRules(msgspec.Struct, frozen=True):
-    """Labels of the rules of an entry in an endpoint's policy map, and their revision."""
+    """The labels of the rules behind a policy map entry, and the policy revision."""
 
     labels: Sequence[Sequence[str]]
     revision: int = 0
 
 
 class Resolver(ABC):
-    """Names at one moment: an instance always returns the same answers, so results may be cached."""
+    """Resolves addresses and numbers to names at one time.
+
+    An instance always returns the same results, so callers may cache them.
+    """
 
     def __init__(self) -> None:
         self._resolved: dict[tuple[str, int], FlowEndpoint] = {}
 
     @abstractmethod
     def local_endpoint(self, address: str) -> LocalEndpoint | None:
-        """The endpoint of this node with the address."""
+        """Return the endpoint of this node with the address, or None."""
 
     @abstractmethod
     def endpoint(self, number: int) -> LocalEndpoint | None:
-        """The endpoint of this node with the id."""
+        """Return the endpoint of this node with the endpoint ID, or None."""
 
     @abstractmethod
     def identity_at(self, address: str) -> int:
-        """The identity of an address; 0 if unknown."""
+        """Return the identity of an address from the ipcache; 0 if unknown."""
 
     @abstractmethod
     def pod_at(self, address: str) -> tuple[str, str]:
-        """Namespace and name of the pod with the address, in any cluster; empty if there is none."""
+        """Return namespace and name of the pod with the address, in any cluster; empty if there is none."""
 
     @abstractmethod
     def labels_of(self, identity: int) -> Sequence[str]:
-        """Labels of an identity; empty if it is unknown."""
+        """Return the labels of an identity; empty if it is unknown."""
 
     @abstractmethod
     def service_at(self, address: str, port: int) -> FlowService | None:
-        """The service with a frontend at the address, for any protocol."""
+        """Return the service with a frontend at the address and port, for any protocol, or None."""
 
     @abstractmethod
     def names_at(self, endpoint: int, address: str) -> Sequence[str]:
-        """Names of the address in DNS answers to the endpoint."""
+        """Return the names for which DNS answers to the endpoint had the address."""
 
     @abstractmethod
     def link_name(self, index: int) -> str:
-        """The name of a network interface; empty if it is unknown."""
+        """Return the name of a network interface; empty if it is unknown."""
 
     @abstractmethod
     def addresses_of_cgroup(self, cgroup: int) -> Sequence[str]:
-        """Addresses of the pod with a container in the cgroup; empty if there is none."""
+        """Return the addresses of the pod that owns the cgroup; empty if there is none."""
 
     @abstractmethod
     def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
-        """The rules of an entry in the endpoint's policy map, or of the network around the address."""
+        """Return the rules behind an entry of the endpoint's policy map, or None.
+
+        ``address`` selects the entry of the CIDR around it if the identity has none.
+        """
 
     def party(self, address: str, identity: int) -> FlowEndpoint:
-        """One side of a flow; the identity that the datapath reports (0 for none) comes before ours."""
+        """Return the source or destination of a flow.
+
+        An identity in the record takes precedence over that in the ipcache; 0 means that the record has none.
+        """
         key = address, identity
         if (found := self._resolved.get(key)) is None:
             found = self._resolved[key] = share(self._party(address, identity))
@@ -136,13 +147,13 @@ class Resolver(ABC):
 
 
 def label_value(labels: Sequence[str], name: str) -> str:
-    """The value of the label with this source and key; empty if there is none."""
+    """Return the value of the label with this ``source:key``; empty if there is none."""
     prefix = name + "="
     return next((label[len(prefix) :] for label in labels if label.startswith(prefix)), "")
 
 
 def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
-    """Labels sorted; for prefixes of a local identity, only the longest one."""
+    """Return the sorted labels; of CIDR labels only the one with the longest prefix."""
     if scope_of(identity) != Scope.LOCAL:
         return tuple(sorted(labels))
     chosen: list[str] = []
@@ -161,10 +172,11 @@ def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
 
 
 def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[str, str]) -> Workload | None:
-    """The workload of a pod, from its generateName, the kind and name of its controller, and its labels.
+    """Return the workload of a pod, or None for a pod without a controller.
 
-    None for a pod without a controller. The owners of a ReplicaSet, ReplicationController or Job are
-    recognised by their names.
+    It follows from the pod's generateName, its labels, and kind and name of its controller. The Deployment of
+    a ReplicaSet, the DeploymentConfig of a ReplicationController and the CronJob of a Job are derived from
+    their names.
     """
     if not generate_name or owner is None:
         return None
@@ -179,7 +191,7 @@ def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[
 
 
 def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
-    """The policies of rules, without equal neighbours."""
+    """Return the policies of the rules, without consecutive duplicates."""
     found: list[FlowPolicy] = []
     for labels in rules.labels:
         shown = tuple(sorted(labels, key=lambda label: label.partition(":")[2].partition("=")[0]))
@@ -196,39 +208,39 @@ def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
 
 
 class Parties:
-    """Endpoints and identities in flows of the last hour, for the list of namespaces."""
+    """Tracks endpoints and identities in flows of the last hour, for GetNamespaces."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, int] = {}
         self._named: dict[str, int] = {}
 
     def record(self, data: bytes, time: int) -> None:
-        """Record the parties of a datapath record."""
+        """Track the endpoint and the identities of a datapath record."""
         kind = data[:1]
-        if kind in _WITH_IDENTITIES:  # the endpoint comes before them
+        if kind in _WITH_IDENTITIES:  # endpoint ID, then both identities
             self._seen[data[2:4] + data[16:24]] = time
-        elif kind == _VERDICT:  # has the other side's identity alone
+        elif kind == _VERDICT:  # endpoint ID, then the remote identity
             self._seen[data[2:4] + data[16:20]] = time
-        if len(self._seen) > _MOST_PARTIES:
-            self._forget(time)
+        if len(self._seen) > _MAX_PARTIES:
+            self._evict(time)
 
     def flow(self, flow: Flow, time: int) -> None:
-        """Record the namespaces of a flow."""
+        """Track the namespaces of a flow."""
         for endpoint in (flow.source, flow.destination):
             if endpoint is not None and endpoint.namespace:
                 self._named[endpoint.namespace] = time
 
     def namespaces(self, resolver: Resolver | None, now: int) -> list[str]:
-        """Sorted, those of the last hour."""
+        """Return the namespaces of the last hour, sorted."""
         found = {name for name, seen in self._named.items() if now - seen <= NAMESPACE_AGE}
         for key, seen in self._seen.items():
             if resolver is not None and now - seen <= NAMESPACE_AGE:
                 found.update(_namespaces_of(key, resolver))
         return sorted(found - {""})
 
-    def _forget(self, now: int) -> None:
-        """Drop entries older than an hour, and half of the maximum."""
-        recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MOST_PARTIES // 2 :]
+    def _evict(self, now: int) -> None:
+        """Evict entries older than an hour, and the oldest beyond half of the maximum."""
+        recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MAX_PARTIES // 2 :]
         self._seen = {key: seen for key, seen in recent if now - seen <= NAMESPACE_AGE}
 
 

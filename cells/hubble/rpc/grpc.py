@@ -1,8 +1,8 @@
-"""A gRPC server over HTTP/2, with limits on the resources that clients may use.
+"""A gRPC server over HTTP/2 (h2) with limits on the resources of clients.
 
-Why:    a layer of our own over h2 sends many small messages in one frame, so a follower costs less than with
-        grpclib (one frame a message), and reads no faster than the rest of the agent permits.
-Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.
+Why:    grpclib sends each message in a frame of its own. This server packs many small messages into a frame,
+        which makes followers cheaper, and reads no faster than the unsent_data of the agent permits.
+Source: gRPC over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ from lifecycle import Logger
 from lifecycle.http import turns_of
 
 _DATA: Final = b"\0\0"
-"""Type and flags of a data frame that does not end its stream."""
+"""Type and flags of a DATA frame without END_STREAM."""
 
 
 class GrpcLimits(msgspec.Struct, frozen=True):
-    """Counts, bytes and seconds. Requests of a client beyond them fail for that client alone."""
+    """Limits, as counts, bytes and seconds. Only the client that exceeds one is refused."""
 
     connections: int = 256
-    """Open connections. A further one replaces one without calls, or is closed."""
+    """Open connections. A further one replaces an idle one, else it is closed."""
     per_peer: int = 128
-    """Open connections of one address, or of one process on a unix socket."""
+    """Open connections per peer address, or per process on a unix socket."""
     calls: int = 256
-    """Parallel calls on one connection: a relay uses one for all its clients."""
+    """Concurrent calls per connection; a relay uses one connection for all its clients."""
     all_calls: int = 1024
-    """Parallel calls on all connections."""
+    """Concurrent calls on all connections."""
     request: int = 1 << 20
     """Maximum size of a request in bytes."""
     held: int = 8 << 20
-    """Total size of incomplete requests of all calls in bytes."""
+    """Maximum size of all incomplete requests in bytes."""
     headers: int = 16 << 10
     read: int = 2 << 10
-    """Bytes of frames that are read in one turn of the event loop: some milliseconds in the worst case."""
+    """Bytes of frames read in one iteration of the event loop: some milliseconds at worst."""
     queued: int = 64 << 10
-    """Bytes of answers that are queued on a connection before its calls wait for the client."""
+    """Bytes of responses queued on a connection before its calls wait for the client."""
     opening_seconds: float = 10.0
-    """Timeout of TLS and of HTTP/2's preface."""
+    """Timeout of the TLS handshake and of the HTTP/2 preface."""
     cancelled: int = 200
-    """Maximum number of calls that a client may cancel within ten seconds."""
+    """Maximum number of calls that a client may cancel in ten seconds."""
 
 
 class CallCounts:
-    """Counters of the server, by (type, service, method); ``handled`` also by code."""
+    """The server's call counters, by (type, service, method); ``handled`` also by code."""
 
     def __init__(self) -> None:
         self.started: Counter[tuple[str, str, str]] = Counter()
@@ -89,9 +89,9 @@ class GrpcServer:
         self.counts = CallCounts()
         self.log = log
         self.calls = 0
-        """Current calls on all connections."""
+        """Number of current calls on all connections."""
         self.held = 0
-        """Bytes of incomplete requests."""
+        """Total size of incomplete requests in bytes."""
         self._connections: dict[GrpcConnection, asyncio.Event] = {}
         self._peers: Counter[Hashable] = Counter()
 
@@ -101,7 +101,7 @@ class GrpcServer:
         return len(self._connections)
 
     async def serve(self, stream: ByteStream, peer: Hashable) -> None:
-        """Serve one client until it disconnects or another client replaces it. Closes the stream."""
+        """Serve one client until it disconnects or its connection is replaced; then close the stream."""
         connection = GrpcConnection(self, stream, peer)
         replaced = asyncio.Event()
         async with stream:
@@ -126,13 +126,13 @@ class GrpcServer:
 
     def _admitted(self, peer: Hashable) -> bool:
         if self._peers[peer] >= self.limits.per_peer:
-            return self._replace(one for one in self._connections if one.peer == peer)
+            return self._replace_idle(one for one in self._connections if one.peer == peer)
         if len(self._connections) >= self.limits.connections:
-            return self._replace(self._connections)
+            return self._replace_idle(self._connections)
         return True
 
-    def _replace(self, among: Iterable[GrpcConnection]) -> bool:
-        """Close the connection that has been without calls for longest; False if there is none."""
+    def _replace_idle(self, among: Iterable[GrpcConnection]) -> bool:
+        """Close the connection that has been idle for longest. Return False if none is idle."""
         idle = [one for one in among if not one.calls and not self._connections[one].is_set()]
         if not idle:
             return False
@@ -142,14 +142,14 @@ class GrpcServer:
 
 
 class GrpcConnection:
-    """One client's HTTP/2 connection."""
+    """The server's side of one HTTP/2 connection."""
 
     def __init__(self, server: GrpcServer, stream: ByteStream, peer: Hashable) -> None:
         self.peer = peer
         self._server = server
         self._limits = server.limits
         self._stream = stream
-        self._prompt = stream if isinstance(stream, ClientStream) else None
+        self._direct_stream = stream if isinstance(stream, ClientStream) else None
         self._loop = asyncio.get_running_loop()
         self.idle_since = self._loop.time()
         config = h2.config.H2Configuration(
@@ -166,13 +166,13 @@ class GrpcConnection:
         )
         self._calls: dict[int, _Call] = {}
         self._frames: list[bytes | memoryview] = []
-        """Queued frames, of ``_queued`` bytes, some of which may be sent already."""
+        """Queued frames of ``_queued`` bytes in total; the first may be sent in part."""
         self._unsent = asyncio.Event()
         self._queued = 0
         self._sending = False
         self._room = asyncio.Event()
         self._cancelled: list[float] = []
-        self._ends = False
+        self._closing = False
 
     @property
     def calls(self) -> int:
@@ -180,7 +180,7 @@ class GrpcConnection:
         return len(self._calls)
 
     async def run(self) -> None:
-        """Serve until the client disconnects."""
+        """Serve the client until it disconnects."""
         self._h2.initiate_connection()
         try:
             self._flush()
@@ -189,21 +189,21 @@ class GrpcConnection:
                 await self._read(tasks)
                 tasks.cancel_scope.cancel()
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass  # the client has left: no one waits for the answers
+            pass  # the client has disconnected
 
     async def close(self) -> None:
-        """Send that the server stops, as far as the socket takes it at once."""
+        """Send GOAWAY, as far as the socket accepts it without waiting."""
         self._h2.close_connection()
         with anyio.move_on_after(0.2):
-            self._collect()
-            await self._stream.send(self._taken_frames())
+            self._queue_h2_frames()
+            await self._stream.send(self._take_frames())
 
-    # -- what comes -------------------------------------------------------------------------------
+    # Receiving.
 
     async def _read(self, tasks: TaskGroup) -> None:
         turns = turns_of(self._loop)
         seconds = self._limits.opening_seconds
-        while not self._ends:
+        while not self._closing:
             try:
                 with anyio.fail_after(seconds if math.isfinite(seconds) else None):
                     data = await self._stream.receive(self._limits.read)
@@ -211,11 +211,11 @@ class GrpcConnection:
                 return
             seconds = math.inf
             await turns.take(self.peer)
-            await self._writable()  # answers to pings and settings do not pile up either
+            await self._writable()  # also bounds queued acknowledgements of PING and SETTINGS
             try:
                 events = self._h2.receive_data(data)
             except h2.exceptions.ProtocolError:
-                self._ends = True
+                self._closing = True
                 self._flush()
                 await self._writable(empty=True)
                 return
@@ -228,7 +228,7 @@ class GrpcConnection:
         call = self._calls.get(getattr(event, "stream_id", 0))
         match event:
             case h2.events.RequestReceived():
-                self._begin(event, tasks)
+                self._start_call(event, tasks)
             case h2.events.DataReceived():
                 self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 if call is not None:
@@ -238,55 +238,55 @@ class GrpcConnection:
             case h2.events.StreamReset():
                 if call is not None:
                     call.scope.cancel()
-                self._count_cancelled()
+                self._count_reset()
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 for waiting in self._calls.values():
                     waiting.window.set()
             case h2.events.ConnectionTerminated():
-                self._ends = not self._calls
+                self._closing = not self._calls
 
-    def _count_cancelled(self) -> None:
+    def _count_reset(self) -> None:
         now = self._loop.time()
-        self._cancelled = [when for when in self._cancelled if when > now - 10.0]
+        self._cancelled = [reset_at for reset_at in self._cancelled if reset_at > now - 10.0]
         self._cancelled.append(now)
         if len(self._cancelled) > self._limits.cancelled:
             self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-            self._ends = True
+            self._closing = True
 
-    def _begin(self, event: h2.events.RequestReceived, tasks: TaskGroup) -> None:
+    def _start_call(self, event: h2.events.RequestReceived, tasks: TaskGroup) -> None:
         headers = {str(name): str(value) for name, value in event.headers or ()}
         call = _Call(self, event.stream_id, headers, self._limits.request)
         self._calls[event.stream_id] = call
-        tasks.start_soon(self._answer, call)
+        tasks.start_soon(self._run_call, call)
 
-    # -- what goes --------------------------------------------------------------------------------
+    # Sending.
 
     def _flush(self) -> None:
-        """Send queued frames: at once while the client keeps up, otherwise in the task that waits for it.
+        """Send queued frames without waiting if possible, else in the task that waits for the socket.
 
         Raises BrokenResourceError if the client has disconnected.
         """
-        self._collect()
-        if self._prompt is None or self._sending or self._unsent.is_set():
+        self._queue_h2_frames()
+        if self._direct_stream is None or self._sending or self._unsent.is_set():
             self._unsent.set()
         elif self._frames:
-            if self._prompt.send_nowait(self._taken_frames()):
+            if self._direct_stream.send_nowait(self._take_frames()):
                 self._queued = 0
             else:
                 self._unsent.set()
 
-    def _collect(self) -> None:
-        """Queue the frames of h2, including answers to pings."""
+    def _queue_h2_frames(self) -> None:
+        """Queue the frames that h2 has produced, including PING and SETTINGS acknowledgements."""
         if data := self._h2.data_to_send():
             self._frames.append(data)
             self._queued += len(data)
 
-    def _taken_frames(self) -> bytes:
+    def _take_frames(self) -> bytes:
         frames, self._frames = self._frames, []
         return b"".join(frames)
 
-    def _put(self, call: _Call, part: memoryview) -> None:
-        """Queue a data frame as h2's send_data() would, in a tenth of the time.
+    def _queue_data(self, call: _Call, part: memoryview) -> None:
+        """Queue a DATA frame as h2's send_data() does, in a tenth of the time.
 
         Raises ProtocolError if the stream is closed.
         """
@@ -295,12 +295,12 @@ class GrpcConnection:
             raise h2.exceptions.StreamClosedError(call.id)
         self._h2.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
-        self._collect()  # the headers come before
+        self._queue_h2_frames()  # the response headers must precede the data
         self._frames += (size.to_bytes(3, "big") + _DATA + call.id.to_bytes(4, "big"), part)
         self._queued += size + 9
 
     async def _writable(self, *, empty: bool = False) -> None:
-        """Wait until there is room for answers; with ``empty``, until the kernel has all of them."""
+        """Wait until there is room for responses; with ``empty``, until all are sent to the kernel."""
         while self._queued > self._limits.queued or (empty and (self._sending or self._unsent.is_set())):
             self._room.clear()
             await self._room.wait()
@@ -310,29 +310,29 @@ class GrpcConnection:
             await self._unsent.wait()
             self._unsent.clear()
             queued, self._sending = self._queued, True
-            data = self._taken_frames()
-            if data or self._prompt is not None:  # which may hold what send_nowait() left
+            data = self._take_frames()
+            if data or self._direct_stream is not None:  # its buffer may contain unsent data of send_nowait()
                 await self._stream.send(data)
             self._queued -= queued
             self._sending = False
             self._room.set()
 
     async def send(self, call: _Call, data: bytes) -> None:
-        """Send bytes of a call as the client's flow control permits."""
-        rest = memoryview(data)
-        while rest:
-            await self._writable()  # before the window is read: other calls use it meanwhile
-            room = min(self._h2.local_flow_control_window(call.id), self._h2.max_outbound_frame_size)
-            if room <= 0:
+        """Send bytes of a call, subject to HTTP/2 flow control."""
+        unsent_data = memoryview(data)
+        while unsent_data:
+            await self._writable()  # before reading the window, which other calls use concurrently
+            window_size = min(self._h2.local_flow_control_window(call.id), self._h2.max_outbound_frame_size)
+            if window_size <= 0:
                 call.window.clear()
                 await call.window.wait()
                 continue
-            part, rest = rest[:room], rest[room:]
-            self._put(call, part)
+            part, unsent_data = unsent_data[:window_size], unsent_data[window_size:]
+            self._queue_data(call, part)
             self._flush()
 
-    async def _answer(self, call: _Call) -> None:
-        """Run one call and end it with its status."""
+    async def _run_call(self, call: _Call) -> None:
+        """Run one call and end its stream with the status."""
         server, error = self._server, RpcError(RpcCode.OK, "")
         server.calls += 1
         labels: tuple[str, str, str] | None = None
@@ -342,14 +342,14 @@ class GrpcConnection:
                     method = call.method(server)
                     labels = (method.kind, method.service, method.name)
                     server.counts.started[labels] += 1
-                    await self._run(call, method, labels)
+                    await self._invoke(call, method, labels)
                 except RpcError as raised:
                     error = raised
                 except TimeoutError:
                     error = RpcError(RpcCode.DEADLINE_EXCEEDED, "context deadline exceeded")
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError, h2.exceptions.ProtocolError):
                     error = RpcError(RpcCode.CANCELLED, "the client has left")
-                except Exception as raised:  # a bug in one call must not stop the others
+                except Exception as raised:  # a fault in one call must not end the connection
                     server.log.exception("a gRPC call failed", method=call.path, error=repr(raised))
                     error = RpcError(RpcCode.INTERNAL, "the agent failed; its log has more")
             if call.scope.cancelled_caught:
@@ -365,7 +365,7 @@ class GrpcConnection:
             if labels is not None:
                 server.counts.handled[*labels, code_name(error.code)] += 1
 
-    async def _run(self, call: _Call, method: Method, labels: tuple[str, str, str]) -> None:
+    async def _invoke(self, call: _Call, method: Method, labels: tuple[str, str, str]) -> None:
         counts = self._server.counts
         seconds = timeout_seconds(call.headers.get("grpc-timeout"))
         with anyio.fail_after(seconds if math.isfinite(seconds) else None):
@@ -397,14 +397,14 @@ class GrpcConnection:
         try:
             self._h2.send_headers(call.id, trailers, end_stream=True)
             if not call.ended:
-                self._h2.reset_stream(call.id)  # the rest of the request is not read
+                self._h2.reset_stream(call.id)  # the request is not read to its end
         except h2.exceptions.ProtocolError:
-            return  # the client has cancelled it, or left
+            return  # the client has reset the stream or disconnected
         self._flush()
 
 
 class _Call:
-    """One call: its received request, and the progress of its answer."""
+    """A call: its received request and the state of its response."""
 
     def __init__(
         self, connection: GrpcConnection, stream_id: int, headers: dict[str, str], limit: int
@@ -415,7 +415,7 @@ class _Call:
         self.scope = anyio.CancelScope()
         self.window = asyncio.Event()
         self.opened = False
-        """Whether the answer has started."""
+        """Whether the response headers are sent."""
         self.ended = False
         """Whether the request is complete."""
         self.http_status = "200"
@@ -426,7 +426,7 @@ class _Call:
         self._refused: RpcError | None = None
 
     def method(self, server: GrpcServer) -> Method:
-        """The requested method. Raises RpcError."""
+        """Return the method of the request path. Raises RpcError if there is none."""
         if self.headers.get(":method") != "POST":
             self.http_status = "405"
             raise RpcError(
@@ -456,7 +456,7 @@ class _Call:
         return found
 
     def receive(self, data: bytes) -> None:
-        """Add received bytes of the request."""
+        """Append received bytes of the request."""
         if self._refused is not None:
             return
         self._reader.feed(data)
@@ -472,7 +472,7 @@ class _Call:
         self._arrived.set()
 
     def release(self) -> None:
-        """Drop the received bytes of the request."""
+        """Discard the received bytes of the request."""
         self._server.held -= self._held
         self._held = 0
 
@@ -482,7 +482,7 @@ class _Call:
         return self._held
 
     async def requests(self, count: Callable[[], None]) -> Requests:
-        """The messages of the request as they arrive. Raises RpcError."""
+        """Yield the messages of the request as they arrive. Raises RpcError."""
         while True:
             while (message := self._reader.take()) is not None:
                 self._hold()

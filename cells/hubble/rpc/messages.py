@@ -1,6 +1,6 @@
-"""Messages, statuses and methods of gRPC for servers and clients; and a client's socket.
+"""gRPC message framing, status codes and method descriptions for servers and clients; the health service.
 
-Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md).
+Source: gRPC over HTTP/2 (PROTOCOL-HTTP2.md); grpc.health.v1, health.proto.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cells.hubble.scalars import DecodeError
 
 
 class RpcCode(enum.IntEnum):
-    """Status codes of gRPC."""
+    """gRPC status codes."""
 
     OK = 0
     CANCELLED = 1
@@ -47,7 +47,7 @@ class RpcCode(enum.IntEnum):
 
 
 def code_name(code: int) -> str:
-    """The code as Go prints it: ``InvalidArgument``."""
+    """Format a code as Go does: ``InvalidArgument``."""
     if code == RpcCode.OK:
         return "OK"
     if code == RpcCode.CANCELLED:
@@ -59,7 +59,7 @@ def code_name(code: int) -> str:
 
 
 class RpcError(Exception):
-    """Ends a call with a status; clients raise it if a call ended with one."""
+    """A call's error status. Handlers raise it to end a call; clients raise it for a failed call."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RpcError(Exception):
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
-    """Messages framed for gRPC: uncompressed, each after its length."""
+    """Frame messages for gRPC: a zero byte (uncompressed), the length, and the message."""
     parts: list[bytes] = []
     for message in messages:
         parts.append(b"\0" + len(message).to_bytes(4, "big"))
@@ -77,7 +77,7 @@ def framed(messages: Iterable[bytes]) -> bytes:
 
 
 class MessageReader:
-    """Splits a stream into messages of at most ``limit`` bytes each."""
+    """Splits a byte stream into gRPC messages of at most ``limit`` bytes each."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -85,15 +85,18 @@ class MessageReader:
 
     @property
     def held(self) -> int:
-        """Bytes of messages that are incomplete or not taken."""
+        """Number of buffered bytes."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Add bytes of the stream."""
+        """Append bytes of the stream."""
         self._data += data
 
     def take(self) -> bytes | None:
-        """The next complete message. Raises RpcError if it is compressed or too large."""
+        """Remove and return the next complete message, or None.
+
+        Raises RpcError if it is compressed or too large.
+        """
         if len(self._data) < 5:
             return None
         size = int.from_bytes(self._data[1:5], "big")
@@ -112,12 +115,12 @@ class MessageReader:
 
 
 def encode_message(text: str) -> str:
-    """The value of ``grpc-message``: UTF-8, with percent-encoding for all but printable ASCII."""
+    """Encode a ``grpc-message``: UTF-8, with percent-encoding of all but printable ASCII."""
     return quote_from_bytes(text.encode(), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
 
 
 def decode_message(text: str) -> str:
-    """The text of a ``grpc-message``."""
+    """Decode a ``grpc-message``."""
     return unquote_to_bytes(text).decode(errors="replace")
 
 
@@ -126,7 +129,7 @@ _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e
 
 
 def timeout_seconds(timeout: str | None) -> float:
-    """The value of ``grpc-timeout``; infinity without one. Raises RpcError."""
+    """Parse a ``grpc-timeout``; infinity if it is absent. Raises RpcError."""
     if timeout is None:
         return math.inf
     found = _TIMEOUT.fullmatch(timeout)
@@ -140,14 +143,14 @@ Answers = AsyncIterator[Iterable[bytes]]
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One method of a service."""
+    """A method of a gRPC service."""
 
     service: str
     name: str
     answer: Callable[[Requests], Answers]
-    """Receives the client's messages; yields encoded answers in batches, each when the client has room."""
+    """Receives the request messages; yields batches of encoded responses as the client accepts them."""
     kind: str = "server_stream"
-    """unary, server_stream or bidi_stream, as in metrics."""
+    """The ``grpc_type`` of metrics: unary, server_stream or bidi_stream."""
 
 
 async def _only(requests: Requests) -> bytes:
@@ -157,7 +160,7 @@ async def _only(requests: Requests) -> bytes:
 
 
 def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> Method:
-    """A method with one request and one answer."""
+    """Create a method with one request and one response."""
 
     async def answer(requests: Requests) -> Answers:
         yield [await call(await _only(requests))]
@@ -166,7 +169,7 @@ def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) ->
 
 
 def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) -> Method:
-    """A method with one request and a stream of answers, which the call yields in batches."""
+    """Create a method with one request and a stream of responses, yielded in batches."""
 
     async def answer(requests: Requests) -> Answers:
         batches = call(await _only(requests))
@@ -177,30 +180,30 @@ def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) 
     return Method(service, name, answer, "server_stream")
 
 
-# A client's socket, as the server reads and writes it.
+# The byte stream of a connection.
 
 
 class ClientStream(ByteStream):
-    """A connected socket that sends synchronously as much as the kernel accepts.
+    """A connected socket that first sends without waiting.
 
-    anyio's own is not used: it sends in a later turn of the event loop, and if its receive() is cancelled in
-    the turn in which data arrives, the loop reports a fault (InvalidStateError).
+    anyio's SocketStream is not used: it always sends in a later iteration of the event loop, and if receive()
+    is cancelled in the iteration in which data arrives, asyncio reports an InvalidStateError.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._transport = writer.transport
-        self._transport.set_write_buffer_limits(0)  # drain() waits until the system has all of it
+        self._transport.set_write_buffer_limits(0)  # drain() waits until the kernel has accepted all data
 
     @classmethod
     async def of(cls, connected: socket.socket) -> Self:
-        """A stream that owns the socket. Raises OSError."""
+        """Wrap a socket and take ownership of it. Raises OSError."""
         if connected.family == socket.AF_UNIX:
             return cls(*await asyncio.open_unix_connection(sock=connected))
         return cls(*await asyncio.open_connection(sock=connected))
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Read at least one byte. Raises EndOfStream, BrokenResourceError."""
+        """Receive at least one byte. Raises EndOfStream, BrokenResourceError."""
         try:
             data = await self._reader.read(max_bytes)
         except OSError as error:
@@ -210,9 +213,10 @@ class ClientStream(ByteStream):
         return data
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send. Returns whether the kernel accepted all; if not, wait with send() before sending more.
+        """Send without waiting. Return False if the kernel did not accept all of the data.
 
-        Raises BrokenResourceError if the client has disconnected.
+        The rest is buffered; the caller must await send() before it sends more. Raises BrokenResourceError if
+        the client has disconnected.
         """
         if self._transport.is_closing():
             raise anyio.BrokenResourceError
@@ -220,7 +224,7 @@ class ClientStream(ByteStream):
         return not self._transport.get_write_buffer_size()
 
     async def send(self, item: bytes) -> None:
-        """Wait until the kernel accepts it and what was sent before. Raises BrokenResourceError."""
+        """Send after all buffered data, and wait for the kernel. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -228,28 +232,28 @@ class ClientStream(ByteStream):
             raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
-        """Close the sending side."""
+        """Shut down the sending direction."""
         self._writer.write_eof()
 
     async def aclose(self) -> None:
-        """Close the connection; data of a cancelled send() is lost."""
+        """Close the connection; buffered data of a cancelled send() is discarded."""
         self._transport.abort()
         await anyio.lowlevel.checkpoint()
 
 
-# The health service that clients of gRPC ask before they ask anything else.
+# The health service.
 #
 # Source: grpc.health.v1, health.proto.
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 OBSERVER_NAME: Final = "hubble.server.Observer"
-"""The service of which health clients ask the state."""
+"""The service that health checks name."""
 
 _Message = TypeVar("_Message", bound=WireMessage)
 
 
 def decoded(kind: type[_Message], data: bytes) -> _Message:
-    """A decoded request. Raises RpcError if the bytes are malformed."""
+    """Decode a request. Raises RpcError if the bytes are malformed."""
     try:
         return decode(kind, data)
     except DecodeError as error:
@@ -257,7 +261,7 @@ def decoded(kind: type[_Message], data: bytes) -> _Message:
 
 
 class ServingStatus(enum.IntEnum):
-    """Whether a service answers."""
+    """The health of a service."""
 
     UNKNOWN = 0
     SERVING = 1
@@ -266,7 +270,7 @@ class ServingStatus(enum.IntEnum):
 
 
 class HealthCheckRequest(WireMessage):
-    """Requests the health of a service, or of the server."""
+    """A request for the health of a service; an empty name means the server."""
 
     protobuf: ClassVar[str] = "grpc.health.v1.HealthCheckRequest"
     service: Annotated[str, Wire(1)] = ""
@@ -288,7 +292,7 @@ async def _check(data: bytes) -> bytes:
 async def _watch(data: bytes) -> Answers:
     status = ServingStatus.SERVING if _healthy(data) else ServingStatus.SERVICE_UNKNOWN
     yield [encode(HealthCheckResponse(status=status))]
-    await anyio.sleep_forever()  # its health does not change while it serves
+    await anyio.sleep_forever()  # the health does not change while the server runs
 
 
 def _healthy(data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Messages of Hubble's Observer and Peer services, and of the relay's reports on nodes.
+"""Messages of Hubble's Observer and Peer services, and the relay's node status events.
 
 Source: Cilium 1.17, api/v1/observer/observer.proto, peer/peer.proto and relay/relay.proto.
 """

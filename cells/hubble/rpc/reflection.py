@@ -1,6 +1,6 @@
-"""The reflection service, with which grpcurl and others list services and messages.
+"""The gRPC reflection service, by which grpcurl and other clients list services and messages.
 
-Source: grpc.reflection.v1 (also served as v1alpha), reflection.proto; answers of grpc-go.
+Source: grpc.reflection.v1 (also served as v1alpha), reflection.proto; responses as those of grpc-go.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EARLIER: Final = "grpc.reflection.v1alpha"
 
 
 class ReflectionRequest(WireMessage):
-    """One request: the last field that is set; without any, a request for the list of services."""
+    """A request: the last field that is set; without any, a request for the list of services."""
 
     protobuf: ClassVar[str] = "grpc.reflection.v1.ServerReflectionRequest"
     host: Annotated[str, Wire(1)] = ""
@@ -69,7 +69,7 @@ class ReflectionError(WireMessage):
 
 
 class ReflectionResponse(WireMessage):
-    """The answer to one request."""
+    """The response to one request."""
 
     protobuf: ClassVar[str] = "grpc.reflection.v1.ServerReflectionResponse"
     valid_host: Annotated[str, Wire(1)] = ""
@@ -93,7 +93,7 @@ _WELL_KNOWN: Final[dict[str, dict[str, tuple[tuple[str, int], ...]]]] = {
         )
     },
 }
-"""Fields of messages of google/protobuf, name and type, for their descriptors."""
+"""Field names and types of messages in google/protobuf, for their descriptors."""
 
 
 def _well_known() -> Iterator[FileDescriptorProto]:
@@ -116,8 +116,8 @@ def _well_known() -> Iterator[FileDescriptorProto]:
         )
 
 
-def _own() -> Iterator[FileDescriptorProto]:
-    """The health service and this service, with both of its names."""
+def _own_files() -> Iterator[FileDescriptorProto]:
+    """Describe the health service and this service, under both of its names."""
     package, _, name = HEALTH_SERVICE.rpartition(".")
     checks = service(
         package,
@@ -145,11 +145,11 @@ def _own() -> Iterator[FileDescriptorProto]:
 
 
 class _Files:
-    """The files by name, and by the symbols that they define."""
+    """File descriptors by name, and by the symbols that they define."""
 
     def __init__(self) -> None:
         hubble = [decode(FileDescriptorProto, each) for each in file_descriptors()]
-        self._by_name = {file.name: file for file in (*_well_known(), *hubble, *_own())}
+        self._by_name = {file.name: file for file in (*_well_known(), *hubble, *_own_files())}
         self._by_symbol = {symbol: file for file in self._by_name.values() for symbol in _symbols(file)}
 
     def named(self, name: str) -> FileDescriptorProto | None:
@@ -159,7 +159,7 @@ class _Files:
         return self._by_symbol.get(symbol)
 
     def with_dependencies(self, file: FileDescriptorProto, sent: set[str]) -> Iterator[bytes]:
-        """The file and its dependencies, unless they were sent already."""
+        """Return the file and its dependencies, except those already sent on this stream."""
         waiting = [file.name]
         while waiting:
             name = waiting.pop(0)
@@ -192,7 +192,7 @@ def _of_message(scope: str, message: DescriptorProto) -> Iterator[str]:
 
 
 def reflection_methods(services: Iterable[str]) -> list[Method]:
-    """The service with both names, for a server of these services and itself."""
+    """Return the methods of the reflection service, under both names, for these services."""
     names = sorted({*services, *(f"{package}.ServerReflection" for package in (PACKAGE, EARLIER))})
 
     async def info(requests: Requests) -> Answers:

@@ -1,5 +1,7 @@
 """Serves Hubble's API on its unix socket and, with mutual TLS, on a TCP port.
 
+The methods are those of ``services``, the protocol is that of ``grpc``.
+
 Source: Cilium 1.17, hubble-socket-path, hubble-listen-address and hubble-tls-*.
 """
 
@@ -26,16 +28,16 @@ from lifecycle import Health, Jobs, Lifecycle, Logger, ReadTable, Settings
 from lifecycle.http import turns_of
 from lifecycle.process import Acceptor, listen
 
-if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+if TYPE_CHECKING:  # imported only if Hubble is enabled
     import ssl
 
     from cells.hubble.rpc.grpc import CallCounts, GrpcServer
 
 HANDSHAKES = 64
-"""Maximum number of parallel TLS handshakes; further connections are closed."""
+"""Maximum number of concurrent TLS handshakes; further connections are closed."""
 HANDSHAKE_SECONDS = 10.0
-_QUIET = 60.0
-"""Minimum time between two log lines about clients that fail TLS, in seconds."""
+_LOG_INTERVAL = 60.0
+"""Minimum interval of log lines about failed TLS handshakes, in seconds."""
 
 
 class HubbleServerSettings(Settings, frozen=True):
@@ -78,51 +80,51 @@ class HubbleServerSettings(Settings, frozen=True):
 
     @property
     def address(self) -> ListenAddress | None:
-        """The TCP address; None if TCP is not served."""
+        """The TCP address; None if the API is not served on TCP."""
         return ListenAddress.parse(self.hubble_listen_address) if self.hubble_listen_address else None
 
 
 class ServerCertificates:
-    """A server's certificate and its clients' CAs, read again when the files change."""
+    """A server's certificate and the CAs of its clients; reloads the files when they change."""
 
     def __init__(self, certificate: str, key: str, client_cas: Sequence[str], protocol: str) -> None:
         self._protocol = protocol
         self._files = (certificate, key, *client_cas)
         self._stamps: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
-        self._wrong = ""
+        self._fault = ""
 
     @property
     def usable(self) -> bool:
-        """Whether clients can be served, perhaps with earlier contents of the files."""
+        """Whether handshakes are possible, possibly with earlier contents of the files."""
         return self._context is not None
 
     def context(self) -> ssl.SSLContext:
-        """A TLS 1.3 context with the protocol for ALPN.
+        """Return a TLS 1.3 context with this ALPN protocol.
 
-        Raises OSError (also ssl.SSLError) if files are unusable. If files become unusable, the last usable
-        ones stay in force until they change again.
+        Raises OSError (also ssl.SSLError) if the files are unusable. If usable files become unusable, their
+        previous contents remain in use.
         """
         stamps = tuple(_stamp(path) for path in self._files)
         if stamps != self._stamps or self._context is None:
             try:
                 self._context = self._load()
-                self._wrong = ""
+                self._fault = ""
             except OSError as error:
-                self._wrong = f"{error.filename or ', '.join(self._files)}: {error.strerror or error}"
+                self._fault = f"{error.filename or ', '.join(self._files)}: {error.strerror or error}"
                 if self._context is None:
                     raise
             self._stamps = stamps
         return self._context
 
     def wrong(self) -> str:
-        """Why the present files are unusable; empty if they are usable."""
-        with suppress(OSError):  # its reason is what is returned
+        """Why the current files are unusable; empty if they are usable."""
+        with suppress(OSError):  # context() has set the fault
             self.context()
-        return self._wrong
+        return self._fault
 
     async def follow(self, report: Callable[[], None]) -> None:
-        """Call this at first, and after every change in a directory of the files."""
+        """Call ``report`` at start and after each change in a directory of the files."""
 
         async def at_changes(path: Path) -> None:
             async for _ in file_changes(path):
@@ -136,7 +138,7 @@ class ServerCertificates:
         import ssl
 
         for path in self._files:
-            Path(path).read_bytes()  # OpenSSL's errors do not name a file that is missing
+            Path(path).read_bytes()  # raises an error with the path; those of OpenSSL lack it
         certificate, key, *client_cas = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -158,7 +160,7 @@ def _stamp(path: str) -> object:
 
 
 class HubbleServer:
-    """Serves Hubble while its hook runs, if enable-hubble is set."""
+    """Serves Hubble's API while its hook runs, if enable-hubble is true."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class HubbleServer:
 
     @property
     def counts(self) -> Sequence[CallCounts]:
-        """Counters of the unix socket's server and of the port's."""
+        """Call counters of the servers on the unix socket and on the TCP port."""
         return [server.counts for server in self._servers]
 
     @property
@@ -246,7 +248,7 @@ class HubbleServer:
         self._log.info("serving Hubble", address=_text(listener), tls=tls)
 
     async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
-        """Serve one client until it disconnects. Its errors end only its connection."""
+        """Serve one client until it disconnects. Errors end only its connection."""
         from cells.hubble.rpc.messages import ClientStream
 
         try:
@@ -258,14 +260,17 @@ class HubbleServer:
             return
         async with stream:
             if tls:
-                secured = await self._secured(stream, peer)
+                secured = await self._handshake(stream, peer)
                 if secured is None:
                     return
                 stream = secured
             await server.serve(stream, peer)
 
-    async def _secured(self, stream: ByteStream, peer: Hashable) -> ByteStream | None:
-        """The stream after its handshake; None if that fails. One handshake a turn, like requests."""
+    async def _handshake(self, stream: ByteStream, peer: Hashable) -> ByteStream | None:
+        """Return the stream after the TLS handshake; None if it fails.
+
+        Handshakes take turns on the event loop, as requests do.
+        """
         from anyio.streams.tls import TLSAttribute, TLSStream
 
         if self._handshakes >= HANDSHAKES:
@@ -287,8 +292,8 @@ class HubbleServer:
         protocol = secured.extra(TLSAttribute.alpn_protocol)  # noqa: S610
         return secured if protocol == "h2" else None
 
-    def _missing(self) -> str:
-        """What is wrong with the TLS files, and the consequence; empty if they are usable."""
+    def _tls_fault(self) -> str:
+        """Describe the fault of the TLS files and its effect; empty if they are usable."""
         wrong = self._certificates.wrong() if self._secure else ""
         if not wrong:
             return ""
@@ -300,8 +305,8 @@ class HubbleServer:
         return f"hubble-tls files cannot be used: {wrong}; {served}"
 
     def _report(self) -> None:
-        if missing := self._missing():
-            self._health.degraded(missing)
+        if fault := self._tls_fault():
+            self._health.degraded(fault)
         else:
             self._health.ok("serving")
 
@@ -309,10 +314,12 @@ class HubbleServer:
         now = anyio.current_time()
         if now < self._quiet_until:
             return
-        self._quiet_until = now + _QUIET
+        self._quiet_until = now + _LOG_INTERVAL
         self._report()
         self._log.warning(
-            "TLS handshake with a Hubble client failed", client=str(peer), error=self._missing() or str(error)
+            "TLS handshake with a Hubble client failed",
+            client=str(peer),
+            error=self._tls_fault() or str(error),
         )
 
 

@@ -1,5 +1,7 @@
 """The gRPC services of a node's Hubble: Observer, Peer, health and reflection.
 
+``FlowObserver`` implements ObservedFlows; HubbleServer serves the methods.
+
 Source: Cilium 1.17, api/v1 (observer, peer), pkg/hubble/peer.
 """
 
@@ -45,42 +47,45 @@ _Request = TypeVar("_Request", bound=WireMessage)
 
 
 class ObservedFlows(Protocol):
-    """The data behind the Observer service."""
+    """Interface of the Observer service to the events; implemented by FlowObserver."""
 
     def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes]]:
-        """Encoded GetFlowsResponses in batches. Raises InvalidRequest, InvalidFilter, InvalidFieldMask."""
+        """Yield batches of encoded GetFlowsResponses.
+
+        Raises InvalidRequest, InvalidFilter and InvalidFieldMask.
+        """
 
     def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes]]:
-        """Encoded GetAgentEventsResponses in batches. Raises InvalidRequest."""
+        """Yield batches of encoded GetAgentEventsResponses. Raises InvalidRequest."""
 
     def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes]]:
-        """Encoded GetDebugEventsResponses in batches. Raises InvalidRequest."""
+        """Yield batches of encoded GetDebugEventsResponses. Raises InvalidRequest."""
 
     def server_status(self) -> ServerStatusResponse:
-        """Counts and capacity of the ring, uptime and version."""
+        """Return number of flows, capacity of the ring, uptime, version and flow rate."""
 
     def namespaces(self) -> GetNamespacesResponse:
-        """Namespaces seen in flows of the last hour."""
+        """Return the namespaces in flows of the last hour."""
 
 
 class PeerSettings(msgspec.Struct, frozen=True):
-    """Settings for announcing nodes to a relay."""
+    """Settings of the Peer service, which announces nodes to relays."""
 
     port: int = 0
-    """Port of Hubble on all agents; 0 if unknown."""
+    """The port of Hubble on all nodes; 0 if unknown."""
     prefer_ipv6: bool = False
     tls: bool = True
 
 
 class Peers:
-    """Translates changes of nodes into notifications for one subscriber."""
+    """Converts changes of nodes to ChangeNotifications for one subscriber."""
 
     def __init__(self, settings: PeerSettings) -> None:
         self._settings = settings
         self._known: dict[object, ChangeNotification] = {}
 
     def notifications(self, batch: Iterable[Change[str, ClusterNode]]) -> Iterator[ChangeNotification]:
-        """The notifications for a batch of changes."""
+        """Return the notifications for a batch of changes."""
         for change in batch:
             old = self._known.pop(change.key, None)
             if change.row is None:
@@ -120,7 +125,7 @@ class Peers:
 
 
 def server_name(node: str, cluster: str) -> str:
-    """The name that the certificate of a node's Hubble must contain."""
+    """Return the TLS server name of a node's Hubble."""
     return f"{node.replace('.', '-')}.{(cluster or 'default').replace('.', '-')}.{SERVER_NAME}"
 
 
@@ -135,7 +140,7 @@ def _node_address(node: ClusterNode, version: int) -> object:
 def hubble_methods(
     flows: ObservedFlows, nodes: ReadTable[str, ClusterNode], peers: PeerSettings
 ) -> list[Method]:
-    """All methods of a node's Hubble."""
+    """Return all methods of a node's Hubble."""
 
     async def status(_request: bytes) -> bytes:
         return encode(flows.server_status())

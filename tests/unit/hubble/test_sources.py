@@ -21,8 +21,8 @@ from cells.hubble.codec import to_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleEvent, LostEvent
 from cells.hubble.hubble import HubbleSettings
-from cells.hubble.moments import cgroup2_mount, pod_uid
 from cells.hubble.parser import FlowOrigin
+from cells.hubble.resolvers import cgroup2_mount, pod_uid
 from cells.hubble.sources import origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference

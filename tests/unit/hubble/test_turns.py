@@ -12,7 +12,7 @@ import pytest
 
 from cells.hubble.flow import FlowFilter
 from cells.hubble.observer import FlowObserver
-from cells.hubble.ring import ReaderTurns
+from cells.hubble.ring import ReaderScheduler
 from cells.hubble.rpc.observer import GetFlowsRequest
 from cells.observe.events import Sample
 from tests.support.waiting import settled
@@ -57,7 +57,7 @@ async def add_pods(node: Harness) -> None:
 class Reader:
     """Reads numbers from a list, some in a turn."""
 
-    def __init__(self, turns: ReaderTurns, events: list[int], wanted: int) -> None:
+    def __init__(self, turns: ReaderScheduler, events: list[int], wanted: int) -> None:
         self.position = 0
         self.turns, self.events, self.wanted = turns, events, wanted
 
@@ -71,7 +71,7 @@ class Reader:
 
 
 async def test_readers_take_turns_in_their_order() -> None:
-    turns, events, order = ReaderTurns(), list[int](), list[str]()
+    turns, events, order = ReaderScheduler(), list[int](), list[str]()
 
     async def follow(name: str) -> None:
         reader = Reader(turns, events, 1)
@@ -89,7 +89,7 @@ async def test_readers_take_turns_in_their_order() -> None:
 
 
 async def test_few_clients_are_served_in_a_round_of_the_loop() -> None:
-    turns, events, rounds, seen = ReaderTurns(), list[int](), 0, list[int]()
+    turns, events, rounds, seen = ReaderScheduler(), list[int](), 0, list[int]()
 
     async def follow() -> None:
         await Reader(turns, events, 1).next()
@@ -108,7 +108,7 @@ async def test_few_clients_are_served_in_a_round_of_the_loop() -> None:
 
 
 async def test_a_reader_is_woken_by_what_it_looks_for_alone() -> None:
-    turns, events = ReaderTurns(), list[int]()
+    turns, events = ReaderScheduler(), list[int]()
     reader = Reader(turns, events, 2)
     found = asyncio.create_task(reader.next())
     await settled()
@@ -123,7 +123,7 @@ async def test_a_reader_is_woken_by_what_it_looks_for_alone() -> None:
 
 
 async def test_a_reader_that_is_cancelled_leaves_its_turn_to_the_next() -> None:
-    turns, events, done = ReaderTurns(), list[int](), list[str]()
+    turns, events, done = ReaderScheduler(), list[int](), list[str]()
 
     async def follow(name: str) -> None:
         await Reader(turns, events, 1).next()
@@ -140,7 +140,7 @@ async def test_a_reader_that_is_cancelled_leaves_its_turn_to_the_next() -> None:
 
 
 async def test_a_reader_that_fails_leaves_its_turn_to_the_next() -> None:
-    turns = ReaderTurns()
+    turns = ReaderScheduler()
 
     def fail() -> int:
         raise LookupError("no event")

@@ -12,7 +12,7 @@ import pytest
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint
-from cells.hubble.hubble import AT_ONCE, AgentNotifications, FollowedTables
+from cells.hubble.hubble import NOTIFICATION_BATCH, AgentNotifications, FollowedTables
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import AgentNotification, Events, decode
 from cells.observe.health import AgentReady
@@ -94,9 +94,9 @@ async def test_clients_see_changes_and_nothing_of_what_was_there() -> None:
         agent.watch(1)
         await anyio.wait_all_tasks_blocked()
         with agent.prefixes.txn() as rows:
-            for number in range(1, 3 * AT_ONCE):
+            for number in range(1, 3 * NOTIFICATION_BATCH):
                 rows.put(prefix(number))
-        await eventually(lambda: agent.kinds == [UPSERTED] * (3 * AT_ONCE - 1))
+        await eventually(lambda: agent.kinds == [UPSERTED] * (3 * NOTIFICATION_BATCH - 1))
         assert '"cidr":"10.1.0.1/32"' in agent.published[0].text
         assert '"pod-name":"pod-1"' in agent.published[0].text
 

@@ -1,10 +1,11 @@
-"""The resolver of flows from the agent's tables, with the names at the time of an event.
+"""Resolver of flows from the agent's tables, with a snapshot of the names at the time of an event.
 
-A flow may be read long after its event. So the names are looked up when the first event of its two addresses
-arrives, and shared by all later ones until one of the agent's tables changes.
+A client may read a flow long after its event. Therefore ``EventSources`` stores a SnapshotResolver with each
+datapath record: it is created for the first event between two addresses, and shared by later ones until one
+of the agent's tables changes.
 
-Socket traces contain only the id of the process's control group. It leads to the pod through
-open_by_handle_at(2), which encodes a group as that id (FILEID_KERNFS), and through kubelet's names of groups:
+Socket traces contain only the cgroup id of the process. open_by_handle_at(2) accepts the id as a file handle
+(FILEID_KERNFS), and the path of the cgroup contains the pod's UID as kubelet writes it:
 ``kubepods/burstable/pod<uid>``, or ``kubepods-burstable-pod<uid>.slice`` with underscores in the UID.
 """
 
@@ -33,7 +34,7 @@ from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from lifecycle import Change, NotStartedError
 
-_MOST_MOMENTS: Final = 1 << 16
+_MAX_SNAPSHOTS: Final = 1 << 16
 _NO_STAMP: Final = Stamp(0, "")
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _FILEID_KERNFS = 0xFE
@@ -41,14 +42,14 @@ _UID = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-
 
 
 class FrontendIndex:
-    """Services by addresses of their frontends, as the table has no index of addresses alone."""
+    """Index of services by frontend address; the table ``services`` has no index without the port."""
 
     def __init__(self) -> None:
         self.revision = 0
         self._services: dict[str, dict[Hashable, tuple[int, FlowService]]] = {}
 
     def follow(self, changes: Sequence[Change[FrontendKey, ServedFrontend]]) -> None:
-        """Process changes of the table ``services``."""
+        """Apply changes of the table ``services``."""
         self.revision += 1
         for change in changes:
             row = change.row or change.old
@@ -66,12 +67,12 @@ class FrontendIndex:
             self._services.setdefault(text, {})[change.key] = row.key.address.port, service
 
     def at(self, address: str) -> Mapping[int, FlowService]:
-        """The services of an address, by port."""
+        """Return the services of an address, by port."""
         return dict(self._services.get(address, {}).values())
 
 
 class AgentResolver(Resolver):
-    """Resolves names from the agent's present tables."""
+    """Resolves names from the current rows of the agent's tables."""
 
     def __init__(self, tables: KnownNames, frontends: FrontendIndex) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class AgentResolver(Resolver):
         if pod is None:
             return None
         owners = pod.metadata.owner_references or ()
-        # A static pod, which its node owns, has no workload; others with a controller have a generateName.
+        # Static pods are owned by their Node and have no workload; other controlled pods have a generateName.
         owner = next(((one.kind, one.name) for one in owners if one.controller and one.kind != "Node"), None)
         return workload_of(pod.name, owner, pod.labels)
 
@@ -113,7 +114,7 @@ class AgentResolver(Resolver):
         """See Resolver."""
         try:
             return self._tables.ipcache.identity_at(ip_address(address))
-        except (OSError, NotStartedError):  # the kernel's map cannot be read, or is not yet
+        except (OSError, NotStartedError):  # the ipcache map cannot be read, or is not open yet
             return 0
 
     def pod_at(self, address: str) -> tuple[str, str]:
@@ -134,7 +135,7 @@ class AgentResolver(Resolver):
         return self._frontends.at(address).get(port)
 
     def services_at(self, address: str) -> Mapping[int, FlowService]:
-        """All services of an address, by port."""
+        """Return all services of an address, by port."""
         return self._frontends.at(address)
 
     def names_at(self, endpoint: int, address: str) -> Sequence[str]:
@@ -172,51 +173,54 @@ class AgentResolver(Resolver):
                 entry.port or 0,
                 address=ip_address(address) if address else None,
             )
-        except (OSError, NotStartedError):  # the kernel's map of networks cannot be read, or is not yet
+        except (OSError, NotStartedError):  # the ipcache map cannot be read, or is not open yet
             return None
         if match.entry is None:
             return None
         return DecidingRules([origin.labels for origin in match.entry.origins], view.revision)
 
 
-class Moment(Resolver):
-    """The names for events of two addresses, as they were when the first of these events arrived."""
+class SnapshotResolver(Resolver):
+    """Caches the lookups for events between two addresses, as of the first of these events.
+
+    The first event is parsed once when it arrives, which fills the caches.
+    """
 
     def __init__(self, resolver: AgentResolver) -> None:
         super().__init__()
-        self._agent = resolver
+        self._resolver = resolver
         self._names: dict[tuple[int, str], Sequence[str]] = {}
         self._services: dict[str, Mapping[int, FlowService]] = {}
         self._links: dict[int, str] = {}
 
     def _party(self, address: str, identity: int) -> FlowEndpoint:
-        return self._agent.party(address, identity)
+        return self._resolver.party(address, identity)
 
     def local_endpoint(self, address: str) -> LocalEndpoint | None:
         """See Resolver."""
-        return self._agent.local_endpoint(address)
+        return self._resolver.local_endpoint(address)
 
     def endpoint(self, number: int) -> LocalEndpoint | None:
         """See Resolver."""
-        return self._agent.endpoint(number)
+        return self._resolver.endpoint(number)
 
     def identity_at(self, address: str) -> int:
         """See Resolver."""
-        return self._agent.identity_at(address)
+        return self._resolver.identity_at(address)
 
     def pod_at(self, address: str) -> tuple[str, str]:
         """See Resolver."""
-        return self._agent.pod_at(address)
+        return self._resolver.pod_at(address)
 
     def labels_of(self, identity: int) -> Sequence[str]:
         """See Resolver."""
-        return self._agent.labels_of(identity)
+        return self._resolver.labels_of(identity)
 
     def service_at(self, address: str, port: int) -> FlowService | None:
         """See Resolver."""
         services = self._services.get(address)
         if services is None:
-            services = self._services[address] = self._agent.services_at(address)
+            services = self._services[address] = self._resolver.services_at(address)
         return services.get(port)
 
     def names_at(self, endpoint: int, address: str) -> Sequence[str]:
@@ -224,27 +228,27 @@ class Moment(Resolver):
         key = endpoint, address
         names = self._names.get(key)
         if names is None:
-            names = self._names[key] = self._agent.names_at(endpoint, address)
+            names = self._names[key] = self._resolver.names_at(endpoint, address)
         return names
 
     def link_name(self, index: int) -> str:
         """See Resolver."""
         name = self._links.get(index)
         if name is None:
-            name = self._links[index] = self._agent.link_name(index)
+            name = self._links[index] = self._resolver.link_name(index)
         return name
 
     def addresses_of_cgroup(self, cgroup: int) -> Sequence[str]:
         """See Resolver."""
-        return self._agent.addresses_of_cgroup(cgroup)
+        return self._resolver.addresses_of_cgroup(cgroup)
 
     def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
         """See Resolver."""
-        return self._agent.rules(endpoint, entry, address, egress=egress)
+        return self._resolver.rules(endpoint, entry, address, egress=egress)
 
 
-def _keys(header: int, fixed: slice) -> Callable[[bytes], bytes]:
-    """The key of the parties of an event: parts of the record's header, and the packet's addresses."""
+def _party_key(header: int, fixed: slice) -> Callable[[bytes], bytes]:
+    """Return a function that extracts the parties of a record: header fields and the packet's addresses."""
 
     def key(data: bytes) -> bytes:
         if data[header + 12 : header + 14] == b"\x08\x00":
@@ -262,31 +266,31 @@ def _sock_key(data: bytes) -> bytes:
     return data[2:18] + data[28:36]
 
 
-_TRACE_V0: Final = _keys(32, slice(16, 24))
-_TRACE_V1: Final = _keys(48, slice(16, 24))
+_TRACE_V0: Final = _party_key(32, slice(16, 24))
+_TRACE_V1: Final = _party_key(48, slice(16, 24))
 _KEYS: Final[dict[int, Callable[[bytes], bytes]]] = {
-    1: _keys(36, slice(16, 24)),
-    3: _keys(24, slice(0, 1)),
+    1: _party_key(36, slice(16, 24)),
+    3: _party_key(24, slice(0, 1)),
     4: _trace_key,
-    5: _keys(32, slice(16, 20)),
+    5: _party_key(32, slice(16, 20)),
     7: _sock_key,
 }
 
 
-class Moments:
-    """Returns for each event the moment of its parties; a new one after a table has changed."""
+class ResolverSnapshots:
+    """Returns a resolver for each record; resolvers are shared until one of the tables changes."""
 
     def __init__(self, tables: KnownNames, frontends: FrontendIndex, parser: Parser) -> None:
         self._tables = tables
         self._frontends = frontends
         self._parser = parser
         self._revisions: tuple[int, ...] = ()
-        self._moments: dict[tuple[int, bytes], Moment] = {}
-        self.now = AgentResolver(tables, frontends)
-        """Names from the present tables."""
+        self._snapshots: dict[tuple[int, bytes], SnapshotResolver] = {}
+        self.current = AgentResolver(tables, frontends)
+        """Resolves names from the current tables."""
 
     def refresh(self) -> None:
-        """Check whether a table has changed; call it before each batch of events."""
+        """Discard all snapshots if a table has changed; called before each batch of events."""
         tables = self._tables
         revisions = (
             tables.endpoints.revision,
@@ -298,36 +302,36 @@ class Moments:
         )
         if revisions != self._revisions:
             self._revisions = revisions
-            self._forget()
+            self._invalidate()
 
-    def _forget(self) -> None:
-        self._moments = {}
-        self.now = AgentResolver(self._tables, self._frontends)
+    def _invalidate(self) -> None:
+        self._snapshots = {}
+        self.current = AgentResolver(self._tables, self._frontends)
 
-    def of(self, sample: Sample) -> Moment:
-        """The moment of a record's parties."""
+    def of(self, sample: Sample) -> SnapshotResolver:
+        """Return the resolver for a record's parties; create and fill it for the first record."""
         data = sample.data
-        make = _KEYS.get(data[0]) if data else None
-        key = data[0] if data else 0, make(data) if make is not None else b""
-        moment = self._moments.get(key)
-        if moment is None:
-            if len(self._moments) >= _MOST_MOMENTS:
-                self._forget()
-            moment = self._moments[key] = Moment(self.now)
-            if make is not None:
-                self._ask(sample, moment)
-        return moment
+        party_key = _KEYS.get(data[0]) if data else None
+        key = data[0] if data else 0, party_key(data) if party_key is not None else b""
+        snapshot = self._snapshots.get(key)
+        if snapshot is None:
+            if len(self._snapshots) >= _MAX_SNAPSHOTS:
+                self._invalidate()
+            snapshot = self._snapshots[key] = SnapshotResolver(self.current)
+            if party_key is not None:
+                self._populate(sample, snapshot)
+        return snapshot
 
-    def _ask(self, sample: Sample, moment: Moment) -> None:
-        """Look up what the event's flow needs of the moment."""
+    def _populate(self, sample: Sample, snapshot: SnapshotResolver) -> None:
+        """Parse a record once, so that the snapshot caches the names of its flow."""
         try:
-            self._parser.read(sample.data, sample.cpu, _NO_STAMP, moment)
+            self._parser.read(sample.data, sample.cpu, _NO_STAMP, snapshot)
         except EventError:
             return
 
 
 def cgroup2_mount(mounts: str) -> str:
-    """The mount point of cgroup v2, from the text of a mountinfo; empty if it is not mounted."""
+    """Return the mount point of cgroup v2 from the contents of mountinfo; empty if it is not mounted."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
@@ -336,7 +340,7 @@ def cgroup2_mount(mounts: str) -> str:
 
 
 def pod_uid(path: str) -> str:
-    """The UID of the pod of a control group's path; empty for other groups."""
+    """Return the pod's UID from the path of a cgroup; empty for cgroups outside pods."""
     for part in path.split("/"):
         if part.startswith(("pod", "kubepods")) and (match := _UID.search(part)):
             return match[1].replace("_", "-")
@@ -345,25 +349,27 @@ def pod_uid(path: str) -> str:
 
 @lru_cache(maxsize=4096)
 def pod_of_cgroup(number: int) -> str:
-    """The UID of the pod with this control group; empty if there is no such group or it has no pod."""
+    """Return the UID of the pod of a cgroup; empty if the cgroup does not exist or has no pod."""
     root = cgroup2_mount(MOUNTS.read_text())
     return pod_uid(cgroup_path(root, number)) if root else ""
 
 
 def cgroup_path(root: str, number: int) -> str:
-    """The path of the control group with this id below cgroup v2's mount; empty if there is none."""
+    """Return the path of the cgroup with this id, starting at cgroup v2's mount; empty if there is none."""
     handle = ctypes.create_string_buffer(struct.pack("=IiQ", 8, _FILEID_KERNFS, number))
     try:
         mount = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
-        found = ctypes.CDLL(None, use_errno=True).open_by_handle_at(mount, handle, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = ctypes.CDLL(None, use_errno=True).open_by_handle_at(
+            mount, handle, os.O_RDONLY | os.O_CLOEXEC
+        )
     finally:
         os.close(mount)
-    if found < 0:
+    if descriptor < 0:
         return ""
     try:
-        return str(Path(f"/proc/self/fd/{found}").readlink())
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     finally:
-        os.close(found)
+        os.close(descriptor)
