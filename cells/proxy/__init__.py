@@ -1,4 +1,7 @@
-"""Proxies that take pods' traffic where policy asks for it, and what passed them, by endpoint."""
+"""Statistics of redirected traffic by endpoint; the packages of the DNS proxy and of Envoy.
+
+The proxies count messages in RedirectCounters; the API shows them with the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ ERROR: Final = "Error"
 
 
 class EndpointRedirect(NamedTuple):
-    """Traffic of an endpoint that the datapath redirects to a proxy."""
+    """A redirect of an endpoint's traffic to a proxy."""
 
     protocol: str
     """``dns`` or ``http``."""
     ingress: bool
     port: int
-    """The destination port of the connection."""
+    """Destination port of the connection."""
     proxy_port: int
 
 
 class Messages(msgspec.Struct):
-    """Requests, or responses, by verdict."""
+    """Number of requests, or of responses, by verdict."""
 
     received: int = 0
     forwarded: int = 0
@@ -43,7 +46,7 @@ class Messages(msgspec.Struct):
     error: int = 0
 
     def count(self, verdict: str) -> None:
-        """Count one with this verdict."""
+        """Count one message with this verdict."""
         self.received += 1
         if verdict == FORWARDED:
             self.forwarded += 1
@@ -54,14 +57,14 @@ class Messages(msgspec.Struct):
 
 
 class Statistics(msgspec.Struct):
-    """The messages of one redirect."""
+    """Messages of one redirect."""
 
     requests: Messages
     responses: Messages
 
 
 class RedirectCounters:
-    """Statistics since the start of the agent. Those of deleted endpoints are dropped."""
+    """Statistics of redirects since the start of the agent, dropped with their endpoint."""
 
     def __init__(self, endpoints: Table[int, Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
@@ -69,23 +72,23 @@ class RedirectCounters:
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
 
     def of(self, endpoint_id: int) -> dict[EndpointRedirect, Statistics]:
-        """The statistics of an endpoint, by redirect."""
+        """Return the statistics of an endpoint, by redirect."""
         return self._of.get(endpoint_id, {})
 
     def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
-        """Count a request by its verdict; Error: there was no response."""
+        """Count a request by its verdict; Error means that it has no response."""
         found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.requests.count(verdict)
 
     def response(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
-        """Count a response."""
+        """Count a response by its verdict."""
         found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.responses.count(verdict)
 
     def redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
-        """The statistics of a redirect; None for a deleted endpoint."""
+        """Return the statistics of a redirect; None for a deleted endpoint."""
         if self._endpoints.get(endpoint_id) is None:
             return None
         known = self._of.setdefault(endpoint_id, {})

@@ -1,7 +1,7 @@
-"""The DNS proxy: which names pods may ask for, and which addresses names have.
+"""The cell of the DNS proxy: it enforces ``rules.dns`` and learns addresses for ``toFQDNs``.
 
-Why: ``toFQDNs`` needs the addresses of names, which only answers to the pods' own queries have, and
-     ``rules.dns`` limits the names that pods may ask for. Queries of pods with such rules come here.
+The datapath redirects queries of pods with such rules to the proxy. Addresses of names come only from answers
+to the pods' own queries.
 """
 
 from __future__ import annotations
@@ -41,17 +41,21 @@ __all__ = [
 
 
 class KernelConnections:
-    """Connections of the conntrack maps."""
+    """Live connections, read from the conntrack maps."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
-        """Live connections from pods to these addresses. Raises OSError."""
+        """Return live connections from pods to these addresses. Raises OSError."""
         return await to_thread.run_sync(self._alive, {one.packed for one in addresses})
 
     def _alive(self, packed: Collection[bytes]) -> set[tuple[IPAddress, IPAddress]]:
-        """The entry of a connection that a pod opened has the pod's address first (see CtKey), and CT_OUT."""
+        """Read all conntrack maps.
+
+        Entries of connections that a pod opened have the flag CT_OUT and start with the pod's address
+        (CtKey).
+        """
         now = int(time.clock_gettime(time.CLOCK_MONOTONIC))
         found = set()
         for each in self._maps.conntrack:
@@ -65,7 +69,7 @@ class KernelConnections:
 
 
 def journal(agent: AgentConfig) -> Journal:
-    """In the state directory."""
+    """Return the journal in the state directory."""
     return Journal(agent.state_dir)
 
 
@@ -79,7 +83,10 @@ RULES = ("received", "forwarded", "denied", "parse_errors")
 def families(
     counts: Counts, store: NameStore, names: NamedAddresses, policy: RulePolicy, *, limited: bool
 ) -> Iterator[MetricFamily]:
-    """Metrics of the proxy and of names. ``limited``: dnsproxy-concurrency-limit is set."""
+    """Yield the metrics of the proxy and of names.
+
+    ``limited``: whether dnsproxy-concurrency-limit is set.
+    """
     seen = {(rule, "fqdn"): counts.l7[rule] for rule in RULES}
     yield counter(
         "cilium_policy_l7_total",
@@ -152,7 +159,7 @@ def dns_metrics(
     policy: RulePolicy,
     settings: DNSProxySettings,
 ) -> Member[Collector]:
-    """Names and queries as metrics."""
+    """Return the collector of the proxy's metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(counts, store, names, policy, limited=settings.dnsproxy_concurrency_limit > 0)

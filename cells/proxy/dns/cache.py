@@ -1,9 +1,9 @@
-"""Answers of DNS to an endpoint, and their expiry.
+"""The DNS cache of an endpoint, with the expiry of its addresses.
 
-Pure:   times are given. Seconds since the epoch.
-Source: Cilium 1.17, the DNS cache of an endpoint, and its zombies.
+An address with an expired TTL becomes a *zombie*, which stays valid while the endpoint has a connection to
+it. Pure; callers pass the time in seconds since the epoch.
 
-An address with an expired TTL becomes a *zombie*: it is valid while the endpoint has a connection to it.
+Source: Cilium 1.17, pkg/fqdn/cache.go (DNSCache, DNSZombieMappings).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cells.policy.labels import canonical_name
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
-    """An answer: the addresses that a name had."""
+    """An answer: the addresses of a name at a time."""
 
     name: str
     addresses: tuple[IPAddress, ...]
@@ -28,12 +28,12 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
 
 
 class Zombie(msgspec.Struct):
-    """An address past its TTL, and the names it had."""
+    """An address with an expired TTL, and its names."""
 
     names: set[str]
     since: float
     idle: int = 0
-    """How many passes in a row have found no connection to it."""
+    """Number of consecutive passes that found no connection to it."""
 
 
 Pair = tuple[str, IPAddress]
@@ -41,7 +41,7 @@ Pair = tuple[str, IPAddress]
 
 
 class EndpointNames:
-    """The names of one endpoint. Methods return the pairs that they have added or removed."""
+    """The DNS cache of one endpoint. Methods return the pairs that they add or remove."""
 
     def __init__(self, most: int, most_zombies: int) -> None:
         self._most = most
@@ -50,7 +50,7 @@ class EndpointNames:
         self.zombies: dict[IPAddress, Zombie] = {}
 
     def pairs(self) -> Iterator[Pair]:
-        """All pairs of name and address, zombies too."""
+        """Yield all pairs of name and address, including zombies."""
         for name, addresses in self._names.items():
             yield from ((name, address) for address in addresses)
         for address, zombie in self.zombies.items():
@@ -59,7 +59,7 @@ class EndpointNames:
                     yield name, address
 
     def lookups(self) -> Iterator[Lookup]:
-        """The answers with a live TTL, each once, with the addresses that still belong to it."""
+        """Yield each unexpired answer once, with the addresses that no newer answer has replaced."""
         for name, addresses in self._names.items():
             of: dict[Lookup, list[IPAddress]] = {}
             for address, lookup in addresses.items():
@@ -69,16 +69,16 @@ class EndpointNames:
 
     @property
     def names(self) -> int:
-        """How many names have a live TTL."""
+        """Number of names with an unexpired TTL."""
         return len(self._names)
 
     @property
     def addresses(self) -> int:
-        """How many addresses have a live TTL."""
+        """Number of addresses with an unexpired TTL."""
         return len({address for addresses in self._names.values() for address in addresses})
 
     def learn(self, lookup: Lookup) -> tuple[list[Pair], list[Pair]]:
-        """Add an answer; the added pairs, and those removed to make room."""
+        """Add an answer; return the added pairs, and those evicted by the limits."""
         name = lookup.name
         known = self._names.setdefault(name, {})
         came = []
@@ -104,9 +104,9 @@ class EndpointNames:
             del self.zombies[address]
 
     def date_back(self, now: float) -> None:
-        """Date answers and zombies from the future as of now: the clock was set back.
+        """Date answers and zombies from the future as of now, after the clock was set back.
 
-        Otherwise their addresses would stay open until it is that late again.
+        Otherwise their addresses would stay allowed until that time.
         """
         for addresses in self._names.values():
             for address, of in addresses.items():
@@ -116,7 +116,7 @@ class EndpointNames:
             zombie.since = min(zombie.since, now)
 
     def expire(self, now: float) -> list[Pair]:
-        """Make zombies of addresses with an expired TTL; the zombies removed to make room."""
+        """Turn addresses with an expired TTL into zombies; return the pairs evicted by the limit."""
         went: list[Pair] = []
         for name, addresses in list(self._names.items()):
             went += self._expire(name, [one for one, of in addresses.items() if of.expires <= now], now)
@@ -141,7 +141,7 @@ class EndpointNames:
         yield from ((name, address) for name in zombie.names)
 
     def collect(self, alive: Collection[IPAddress], now: float, grace: float) -> list[Pair]:
-        """Forget zombies that two passes in a row found idle, after their grace time; returns them."""
+        """Delete zombies without connections in PASSES passes and after the grace period; return them."""
         went: list[Pair] = []
         for address, zombie in list(self.zombies.items()):
             if address in alive:
@@ -153,7 +153,7 @@ class EndpointNames:
         return went
 
     def forget(self, names: Collection[str]) -> list[Pair]:
-        """Remove these names, zombies too; the removed pairs."""
+        """Remove names, including zombies; return the removed pairs."""
         went = [(name, one) for name in names if name in self._names for one in self._names.pop(name)]
         for address, zombie in list(self.zombies.items()):
             for name in zombie.names & set(names):
@@ -163,19 +163,19 @@ class EndpointNames:
         return went
 
     def all_names(self) -> set[str]:
-        """All names, those of zombies too."""
+        """Return all names, including those of zombies."""
         return self._names.keys() | {name for zombie in self.zombies.values() for name in zombie.names}
 
 
 PASSES = 2
-"""Passes over conntrack that must find an address idle before it is removed."""
+"""Consecutive passes over conntrack without a connection before an address is removed."""
 
 
 # Names of an endpoint in the form in which its saved state has them.
 
 
 def saved_names(of: EndpointNames | None) -> SavedNames:
-    """The names as SavedNames."""
+    """Return the cache as SavedNames."""
     if of is None:
         return SavedNames()
     return SavedNames(
@@ -188,6 +188,6 @@ def saved_names(of: EndpointNames | None) -> SavedNames:
 
 
 def zombies_of(saved: SavedNames) -> Iterator[tuple[str, IPAddress, float]]:
-    """Each name of an address with an expired TTL, and since when."""
+    """Yield name, address and expiry of each saved zombie."""
     for one in saved.zombies:
         yield from ((canonical_name(name), one.address, one.since) for name in one.names)

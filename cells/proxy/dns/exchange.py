@@ -1,6 +1,6 @@
-"""One query: its client, server and name, the verdict of policy, its times, and its event.
+"""One query: its client, server, name, policy verdict, timestamps, metrics and access log records.
 
-Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
+Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds with its scopes, and cilium_policy_l7_total.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TCP, UDP = 6, 17
 
 
 class Asking(NamedTuple):
-    """A query as it came from a pod."""
+    """A query as received from a pod."""
 
     data: bytes
     client: Address
@@ -43,10 +43,10 @@ class Asking(NamedTuple):
 
 
 class Awaited(Protocol):
-    """A query by UDP that waits for its answer."""
+    """A UDP query that waits for its answer."""
 
     def give_up(self) -> None:
-        """Stop waiting for the answer."""
+        """Cancel the query."""
         ...
 
 
@@ -63,22 +63,22 @@ SCOPES: Final = (
 
 
 class Counts:
-    """What the proxy counts; metrics show it."""
+    """Counters of the proxies, for metrics."""
 
     def __init__(self) -> None:
         self.l7 = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
         self.requests = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
-        """The same of HTTP: Envoy reports those."""
+        """The same for HTTP, from Envoy's access log."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         """By label ``error`` and scope."""
         self._scopes: dict[str, list[Histogram]] = {}
         self.update_timeouts = 0
-        """Answers that were released before their addresses were allowed."""
+        """Number of answers released before their addresses were allowed."""
         self.rejected = 0
-        """Queries refused because too many were being served."""
+        """Number of queries rejected by the concurrency limits."""
 
     def scopes(self, error: str) -> list[Histogram]:
-        """The seconds by one value of the label ``error``, in the order of SCOPES."""
+        """Return the histograms of one value of the label ``error``, in the order of SCOPES."""
         found = self._scopes.get(error)
         if found is None:
             found = self._scopes[error] = [self.seconds[error, scope] for scope in SCOPES]
@@ -86,7 +86,7 @@ class Counts:
 
 
 class Exchange:
-    """A query that policy has been asked about."""
+    """A valid query with its verdict."""
 
     __slots__ = (
         "admitted",
@@ -104,7 +104,7 @@ class Exchange:
     def __init__(self, asking: Asking, asked: bytes, query: DNSQuery, flow: QueryFlow, began: float) -> None:
         self.asking = asking
         self.asked = asked
-        """The query as its server gets it."""
+        """The query as forwarded to its server."""
         self.query = query
         self.flow = flow
         self.verdict = flow.verdict(query.name)
@@ -113,10 +113,10 @@ class Exchange:
         """When policy allowed it, and when dnsproxy-concurrency-limit did."""
         self.replied = 0.0
         self.awaited: Awaited | None = None
-        """The question to the server, by UDP."""
+        """The pending UDP query to the server."""
 
     def count(self, counts: Counts, error: str = ANSWERED) -> None:
-        """The answer is on its way, or none comes: note the times."""
+        """Record the durations, when the answer was sent or the exchange has failed."""
         now, began, checked, admitted = time.perf_counter(), self.began, self.checked, self.admitted
         replied = self.replied or now
         total, upstream, processing, semaphore, check, dataplane = counts.scopes(error)
@@ -132,35 +132,35 @@ class Exchange:
 
 
 class QueryVerdict(Enum):
-    """The verdict on a query."""
+    """The verdict of policy on a query."""
 
     FORWARD = "forward"
     REFUSE = "refuse"
     WAIT = "wait"
-    """The rules are not known yet."""
+    """The rules are not computed yet."""
 
 
 MOST_FLOWS: Final = 4096
 MOST_NAMES: Final = 64
-"""Names of a flow with a remembered verdict."""
+"""Maximum number of cached verdicts per flow."""
 
 
 class QueryFlow:
-    """The rules for queries of a client to a server, until endpoints, addresses or rules change."""
+    """The rules for queries of a client to a server, cached until endpoints, the ipcache or rules change."""
 
     __slots__ = ("_known", "endpoint", "may", "rules", "statistics")
 
     def __init__(self, endpoint: Endpoint, rules: object, may: NameFilter | None) -> None:
         self.endpoint = endpoint
         self.rules = rules
-        """The computed policy; None until it is known after a restart."""
+        """The computed policy; None until it is computed after a restart."""
         self.may = may
         self.statistics: Statistics | None = None
-        """Set with the first message that is counted."""
+        """Set by the first counted message."""
         self._known: dict[str, QueryVerdict] = {}
 
     def verdict(self, name: str) -> QueryVerdict:
-        """Whether the client may ask for this name."""
+        """Return the verdict on a name."""
         found = self._known.get(name)
         if found is None:
             if self.may is None:
@@ -173,7 +173,7 @@ class QueryFlow:
 
 
 class QueryPolicy:
-    """Checks queries by policy; after a restart by the saved names, until policy is computed."""
+    """Checks queries against policy; after a restart against saved rules, until policy is computed."""
 
     def __init__(
         self,
@@ -191,17 +191,17 @@ class QueryPolicy:
         self._store = store
         self._flows: dict[tuple[IPAddress, Address, int], QueryFlow] = {}
         self._flows_of = -1, -1
-        """The revisions of endpoints and ipcache for which the flows are valid."""
+        """Revisions of endpoints and ipcache for which the cached flows are valid."""
         self.known = rules.known
-        """Returns once the rules are known."""
+        """Waits until the rules are computed."""
 
     def endpoint(self, asking: Asking) -> Endpoint | None:
-        """The endpoint with the client's address."""
+        """Return the endpoint with the client's address."""
         address = asking.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
     def flow(self, asking: Asking) -> QueryFlow | None:
-        """The flow of a query; None if no endpoint has the client's address. Raises OSError."""
+        """Return the flow of a query; None if no endpoint has the client's address. Raises OSError."""
         revisions = self._endpoints.revision, self._ipcache.table.revision
         if self._flows_of != revisions or len(self._flows) >= MOST_FLOWS:
             self._flows.clear()
@@ -219,7 +219,7 @@ class QueryPolicy:
         return flow
 
     def _flow(self, endpoint: Endpoint, asking: Asking) -> QueryFlow:
-        """Raises OSError."""
+        """Create the flow of a query. Raises OSError."""
         address, port = asking.server
         server = text_of(address), asking.protocol, port
         if self._rules.changed(endpoint.id):
@@ -236,7 +236,7 @@ class QueryPolicy:
 
 
 class LearntAddresses:
-    """Stores addresses of answers, and waits until policy maps and ipcache have them."""
+    """Stores addresses of answers, and waits until policy maps and ipcache contain them."""
 
     def __init__(
         self, settings: DNSProxySettings, store: NameStore, names: NamedAddresses, counts: Counts, log: Logger
@@ -248,7 +248,7 @@ class LearntAddresses:
         self._log = log
 
     def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
-        """Store the addresses; whether the answer may be released at once."""
+        """Store the addresses; return whether the answer can be released at once."""
         if answer.code != NOERROR or not answer.addresses:
             return True
         try:
@@ -258,7 +258,7 @@ class LearntAddresses:
             return not self._names.stale(answer.addresses)
 
     async def allowed(self, answer: Answer) -> None:
-        """Wait until the addresses are allowed, for tofqdns-proxy-response-max-delay at most."""
+        """Wait until the addresses are allowed, at most for tofqdns-proxy-response-max-delay."""
         with anyio.move_on_after(self._most_delay) as waiting:
             await self._names.settled(answer.addresses)
         if waiting.cancelled_caught:
@@ -273,7 +273,7 @@ class LearntAddresses:
 
 
 class DNSAccessLog:
-    """Counts lookups, and reports them to watchers."""
+    """Counts queries and answers, and publishes them as events for watchers."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class DNSAccessLog:
         self._log = log
 
     def asked(self, exchange: Exchange, verdict: str, code: int = 0) -> None:
-        """Report a query with its verdict: Forwarded, Denied or Error, these with an RCODE."""
+        """Log a query with its verdict: Forwarded, Denied or Error; the last two with an RCODE."""
         statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.requests.count(verdict)
@@ -304,7 +304,7 @@ class DNSAccessLog:
             self._report(record)
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
-        """Report the server's answer."""
+        """Log the server's answer."""
         statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.responses.count("Forwarded")

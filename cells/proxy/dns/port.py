@@ -1,4 +1,4 @@
-"""The port of the DNS proxy, chosen once and stable, and the route of packets that are marked for it.
+"""The port of the DNS proxy, stable across restarts, and the local route of packets marked for a proxy.
 
 Source: Cilium 1.17, proxy_ports_state.json.
 """
@@ -24,7 +24,7 @@ from cells.proxy.dns.sockets import tcp_listener, udp_listener
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, NotStartedError, Table
 
 RANGE: Final = range(10000, 20000)
-"""Where a port is looked for: below those that the kernel gives to sockets."""
+"""Candidate ports, below the kernel's ephemeral ports."""
 NAME: Final = "cilium-dns-egress"
 FILE: Final = "proxy_ports_state.json"
 
@@ -36,7 +36,7 @@ class _Port(msgspec.Struct):
 
 
 class ProxyPort:
-    """The DNS proxy's port. It is chosen by a hook and stays the same over restarts."""
+    """The DNS proxy's port: a start hook chooses it, and it stays the same across restarts."""
 
     def __init__(
         self, settings: DNSPortSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger
@@ -49,14 +49,14 @@ class ProxyPort:
 
     @property
     def port(self) -> int:
-        """Of the loopback address of each family. Raises NotStartedError."""
+        """The port on the loopback address of each family. Raises NotStartedError."""
         if not self._port:
             raise NotStartedError("the DNS proxy's port was asked for before its hook ran: depend on it")
         return self._port
 
     @property
     def families(self) -> list[socket.AddressFamily]:
-        """The address families of pods."""
+        """The enabled address families of pods."""
         found = [(self._agent.ipv4, socket.AF_INET), (self._agent.ipv6, socket.AF_INET6)]
         return [family for enabled, family in found if enabled]
 
@@ -105,7 +105,7 @@ def _saved(path: Path) -> dict[str, _Port]:
 # Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.
 
 MARKED: Final = FwmarkRule(mark=0x0200, mask=0x0F00, table=2004, priority=9)
-"""The datapath sets this mark; the proxy's port is in its upper half."""
+"""The datapath sets this mark; its upper half holds the proxy's port."""
 
 _RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
 _RTM_DELROUTE, _RTM_DELRULE = 25, 33
@@ -114,11 +114,11 @@ _REMOVED: Final = message_filter(
     (of_types(_RTM_DELRULE),),
     (of_types(_RTM_DELROUTE), Field(LOAD_BYTE, _TABLE_AT, (_LARGE_TABLE,))),
 )
-"""A rule, or a route of a table with a number above 255, was deleted."""
+"""Matches the deletion of a rule, or of a route in a table above 255."""
 
 
 class ProxyRoutes:
-    """Keeps rule and route; there() returns once they exist."""
+    """Reconciles the rule and the route of local delivery; there() waits until they exist."""
 
     port: ProxyPort
     """The DNS proxy's."""
@@ -127,7 +127,9 @@ class ProxyRoutes:
 
     def __init__(self, port: ProxyPort, l7: L7Proxy, *, jobs: Jobs) -> None:
         self.port = port
+        """The DNS proxy's port."""
         self.enabled = l7.enabled
+        """Whether the proxy runs; otherwise the rule and route of a previous agent are removed."""
         self._there = anyio.Event()
         if self.enabled:
             jobs.observe("keep routes", self._hints, self._keep)
@@ -135,7 +137,7 @@ class ProxyRoutes:
             jobs.one_shot("remove routes", self._remove)
 
     async def there(self) -> None:
-        """Return once rules and routes are there."""
+        """Wait until rules and routes exist."""
         await self._there.wait()
 
     async def _hints(self) -> AsyncIterator[None]:
@@ -143,7 +145,7 @@ class ProxyRoutes:
             yield hint
 
     async def _keep(self, _: None) -> None:
-        """Raises OSError."""
+        """Install rules and routes. Raises OSError."""
         await to_thread.run_sync(add_local_delivery, MARKED, self.port.families)
         self._there.set()
 
@@ -161,12 +163,12 @@ class TransparentProxy(msgspec.Struct, frozen=True):
 
 
 def transparent_proxies() -> Table[str, TransparentProxy]:
-    """The ``transparent-proxies`` table, by name."""
+    """Create the table ``transparent-proxies``, by name."""
     return Table("transparent-proxies", key=lambda row: row.name)
 
 
 class QuerySource:
-    """Whether the proxy sends queries from the pod's address or the node's."""
+    """The source address of the proxy's queries: the pod's or the node's."""
 
     def __init__(
         self,
@@ -178,10 +180,10 @@ class QuerySource:
         wanted = settings.dnsproxy_enable_transparent_mode
         asked = all(mode.own_links for mode in modes) if wanted is None else wanted
         self.transparent = asked and l7.enabled
-        """Whether queries leave with the pod's address and port."""
+        """Whether queries have the pod's address and port as source."""
         self._proxies = proxies
 
     def announce(self) -> None:
-        """Before the first query leaves: have programs of devices deliver its answer to the proxy."""
+        """Make devices' programs deliver answers to the proxy; called before the first query is sent."""
         if self.transparent and not len(self._proxies):
             self._proxies.put(TransparentProxy(NAME))

@@ -1,10 +1,11 @@
-"""The DNS proxy: takes pods' queries, asks their servers where policy allows, and releases the answers.
+"""The transparent DNS proxy: forwards allowed queries to their servers, and releases the answers.
 
-Why:    what a name stands for is known only by asking; so the client gets the answer once its addresses are
-        in the policy maps and in the ipcache.
-Source: Cilium 1.17, the transparent DNS proxy.
+A client gets an answer after its addresses are in the policy maps and the ipcache, so that the first packet
+to a learnt address is allowed.
 
-While nothing listens the datapath sends queries straight to their servers: DNS goes on without an agent.
+While no socket listens, the datapath sends queries directly to their servers, so DNS works without an agent.
+
+Source: Cilium 1.17, pkg/fqdn/dnsproxy.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ from cells.proxy.dns.wire import (
 from lifecycle import Jobs, Logger
 
 AT_ONCE: Final = 32
-"""Datagrams read before others get their turn: about 3 ms."""
+"""Datagrams read per callback of the event loop: about 3 ms."""
 LARGEST: Final = 65535
 RULES_PATIENCE: Final = 5.0
-"""Seconds a query waits for the rules to be known after a restart; then its pod asks again."""
+"""Seconds that a query waits for the rules after a restart; its client then retries."""
 CONNECTIONS: Final = 1024
-"""By TCP at a time; further ones wait to be accepted."""
+"""Maximum number of TCP connections; further ones wait to be accepted."""
 CONNECTIONS_OF_ONE: Final = 128
-"""Of one pod; further ones are closed, so that no pod takes those of others."""
+"""Maximum number of TCP connections of one pod; further ones are closed."""
 QUERIES_OF_ONE: Final = 4096
-"""By UDP of one pod that wait at a time; further ones get SERVFAIL. Each may have a socket."""
+"""Maximum number of pending UDP queries of one pod; further ones get SERVFAIL. Each may use a socket."""
 
 
 class DNSProxy:
-    """Serves from the time its job runs until the agent stops."""
+    """Serves DNS queries of pods, from the start of its job until the agent stops."""
 
     def __init__(
         self,
@@ -104,20 +105,20 @@ class DNSProxy:
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
         limit = settings.dnsproxy_concurrency_limit
         self._slots = anyio.Semaphore(limit, fast_acquire=True) if limit else None
-        """One for each query that may wait for its server; None: any number may."""
+        """Limits the queries that wait for their servers; None: unlimited."""
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
         self._connections = Counter[IPAddress]()
-        """Open ones by TCP, of each client."""
+        """Number of open TCP connections by client."""
         self._waiting: dict[Exchange, None] = {}
-        """Exchanges by UDP without an answer yet."""
+        """UDP exchanges without an answer yet."""
         self._of_endpoint = Counter[int]()
-        """How many exchanges of each wait, for their server or for a slot."""
+        """Number of exchanges by endpoint that wait for their server or for a slot."""
         if routes.enabled:
             jobs.one_shot("serve", self._serve)
 
     async def _serve(self) -> None:
-        """Until it is cancelled. Raises OSError, to be called again."""
+        """Serve until cancelled. Raises OSError; the job retries."""
         await self._routes.there()  # else the kernel would forward packets that are for the sockets
         loop = asyncio.get_running_loop()
         open_sockets: list[socket.socket] = []
@@ -184,7 +185,7 @@ class DNSProxy:
             self._send(asking, self._reject(found))
 
     def _checked(self, asking: Asking, began: float) -> Exchange | bytes | None:
-        """A query with its verdict. Bytes: the answer to an invalid one. None: there is no answer."""
+        """Return a query with its verdict; bytes answer an invalid one, None leaves it unanswered."""
         try:
             query = read_query(asking.data)
             asked = rewritten(asking.data, query)
@@ -205,17 +206,17 @@ class DNSProxy:
         return Exchange(asking, asked, query, flow, began)
 
     def _refuse(self, exchange: Exchange) -> None:
-        """Count and report a refused query."""
+        """Count and log a query that policy denies."""
         self._counts.l7["denied"] += 1
         self._access_log.asked(exchange, "Denied", self._refused)
 
     def _let_through(self, exchange: Exchange) -> None:
-        """Count and report a query that its server is asked."""
+        """Count and log a query that is forwarded to its server."""
         self._counts.l7["forwarded"] += 1
         self._access_log.asked(exchange, "Forwarded")
 
     def _reject(self, exchange: Exchange) -> bytes:
-        """Too many queries wait for their servers: the answer to this one."""
+        """Count and log a query above the limit of pending queries; return its answer."""
         self._counts.rejected += 1
         exchange.admitted = time.perf_counter()
         exchange.count(self._counts, FAILED)
@@ -223,7 +224,7 @@ class DNSProxy:
         return refusal(exchange.asking.data, exchange.query.end, SERVFAIL)
 
     def _has_slot(self) -> bool:
-        """Whether dnsproxy-concurrency-limit lets one more query wait for its server."""
+        """Acquire a slot of dnsproxy-concurrency-limit without waiting; return whether one was free."""
         try:
             if self._slots is not None:
                 self._slots.acquire_nowait()
@@ -232,7 +233,7 @@ class DNSProxy:
         return True
 
     async def _slot_comes(self, exchange: Exchange) -> bool:
-        """Whether a slot is free within the grace period."""
+        """Wait for a slot during the grace period; return whether one was acquired."""
         if self._slots is not None:
             with anyio.move_on_after(self._patience):
                 await self._slots.acquire()
@@ -270,7 +271,7 @@ class DNSProxy:
             self._fail(exchange, failure)
 
     def _ask(self, exchange: Exchange) -> Awaited:
-        """Ask the server, from the pod's address if that can be. Raises OSError."""
+        """Send the query to its server, from the pod's address if possible. Raises OSError."""
         _, client, server, _ = exchange.asking
         data, identity = exchange.asked, exchange.flow.endpoint.identity
         on_reply = partial(self._replied, exchange)
@@ -283,7 +284,7 @@ class DNSProxy:
         return self._upstream.ask(server, identity, data, on_reply)
 
     def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
-        """Take a datagram or an error of the server's socket; whether the exchange is over."""
+        """Handle a datagram or an error from the server's socket; return whether the exchange ended."""
         if isinstance(data, OSError):
             self._fail(exchange, data)
             return True
@@ -319,7 +320,7 @@ class DNSProxy:
         self._access_log.answered(exchange, answer, data)
 
     def _written(self, exchange: Exchange, data: bytes) -> bytes:
-        """The answer in the form that pods get it."""
+        """Return the answer in the form that pods receive."""
         if self._settings.tofqdns_enable_dns_compression:
             return data
         whole = written_out(data)
@@ -328,7 +329,7 @@ class DNSProxy:
         return truncated(whole, end) if too_long else whole
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
-        """Answer SERVFAIL: the server cannot be reached, or its answer cannot be read."""
+        """Answer SERVFAIL: the server is unreachable, or its answer is malformed."""
         self._end(exchange)
         exchange.count(self._counts, FAILED)
         asking = exchange.asking
@@ -337,7 +338,7 @@ class DNSProxy:
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
     def _end(self, exchange: Exchange) -> None:
-        """Stop waiting for the server."""
+        """Stop waiting for the server, and release the slot."""
         if exchange not in self._waiting:
             return
         del self._waiting[exchange]
@@ -347,7 +348,7 @@ class DNSProxy:
         self._release_slot()
 
     async def _give_up(self) -> None:
-        """End exchanges of servers that have not answered within PATIENCE."""
+        """Periodically end exchanges without an answer within PATIENCE."""
         while True:
             await anyio.sleep(1.0)
             since = time.perf_counter() - PATIENCE
@@ -427,7 +428,7 @@ class DNSProxy:
                 to_server.close()
 
     def _to_server(self, asking: Asking) -> ServerConnection | None:
-        """The connection to the server for one of a pod; None if no endpoint has the client's address."""
+        """Return a connection to the server; None if no endpoint has the client's address."""
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None
@@ -485,7 +486,7 @@ def _address(text: str) -> IPAddress:
 
 
 def _answer_to(asked: bytes, query: DNSQuery, data: bytes) -> Answer:
-    """A server's answer to a query. Raises WireError, also for an answer to another question."""
+    """Parse a server's answer to a query. Raises WireError, also for an answer to another question."""
     answer = read_answer(data)
     if data[:2] != asked[:2] or not answer.is_to(query):
         raise WireError("the answer is to another question")

@@ -1,4 +1,4 @@
-"""Queries to DNS servers by UDP and TCP, from pods' addresses or the node's."""
+"""Sends queries to DNS servers over UDP and TCP, from pods' addresses or the node's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cells.proxy.dns.sockets import Address, end_at_once, upstream
 # Source: RFC 1035, section 4.2.2; RFC 7766, section 6.2.
 
 PATIENCE: Final = 10.0
-"""Seconds that the proxy waits for an answer, or for the next query of a connection."""
+"""Timeout in seconds of an answer, and of the next query on a connection."""
 TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 
 async def message(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message; None at the end, or after PATIENCE without one. Raises IncompleteReadError."""
+    """Read the next message; None at the end, or after PATIENCE. Raises IncompleteReadError."""
     with anyio.move_on_after(PATIENCE):
         try:
             size = int.from_bytes(await reader.readexactly(2), "big")
@@ -38,7 +38,7 @@ async def message(reader: asyncio.StreamReader) -> bytes | None:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """End a connection; reset it if the client does not take the rest of its answers. Raises OSError."""
+    """Close a connection; reset it if the client does not read its remaining answers. Raises OSError."""
     writer.close()
     with anyio.move_on_after(PATIENCE):
         await writer.wait_closed()
@@ -49,17 +49,20 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 class ServerConnection:
-    """A connection to the server of a pod's connection; opened by the first query, and again if it ended."""
+    """The TCP connection to the server for one pod's connection, opened by the first query.
+
+    It is opened again if the server closed it.
+    """
 
     def __init__(self, server: Address, identity: int, client: Address | None) -> None:
-        """``client``: the address and port to ask from; None for the node's."""
+        """``client``: the source address and port; None for the node's."""
         self._server = server
         self._identity = identity
         self._client = client
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, data: bytes) -> bytes:
-        """Send a query; the next message of the server. Raises OSError, EOFError."""
+        """Send a query and return the server's next message. Raises OSError, EOFError."""
         used = self._ends is not None
         try:
             return await self._asked(data)
@@ -101,7 +104,7 @@ class ServerConnection:
             raise
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """Close the connection, if it is open."""
         ends, self._ends = self._ends, None
         if ends is not None:
             ends[1].close()
@@ -114,7 +117,7 @@ class ServerConnection:
 #      5452).
 
 USES: Final = 64
-"""Queries that a socket serves."""
+"""Maximum number of queries per socket."""
 IDLE: Final = 2.0
 """Seconds after which an idle socket is closed."""
 LARGEST: Final = 65535
@@ -122,11 +125,11 @@ LARGEST: Final = 65535
 Key = tuple[Address, int]
 """The server, and the identity of the pod."""
 OnReply = Callable[[bytes | OSError], bool]
-"""Called with a datagram or an error; returns whether it ends the wait."""
+"""Called with a datagram or an error; returns True if it ends the wait."""
 
 
 class ServerSocket:
-    """A socket that is connected to a server, with one outstanding query at most."""
+    """A UDP socket connected to a server, with at most one outstanding query."""
 
     __slots__ = ("_of", "key", "made", "on_reply", "since", "uses")
 
@@ -139,12 +142,12 @@ class ServerSocket:
         self.since = 0.0
 
     def give_up(self) -> None:
-        """No caller waits for the answer any more."""
+        """Cancel the query."""
         self._of.give_up(self)
 
 
 class Upstream:
-    """The sockets of one proxy."""
+    """The UDP sockets with the node's address of one proxy."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -153,7 +156,7 @@ class Upstream:
         self._sweep = loop.call_later(IDLE, self._close_idle)
 
     def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> ServerSocket:
-        """Send a query; ``on_reply`` gets what comes back, until it accepts one. Raises OSError."""
+        """Send a query; call ``on_reply`` with each datagram until it returns True. Raises OSError."""
         key = server, identity
         while idle := self._idle.get(key):
             line = idle.pop()
@@ -174,7 +177,7 @@ class Upstream:
         return line
 
     def give_up(self, line: ServerSocket) -> None:
-        """No caller waits for the answer any more. A late one is dropped."""
+        """Cancel a query; its socket is closed, so a late answer is dropped."""
         line.on_reply = None
         self._close(line)
 
@@ -252,14 +255,14 @@ class Upstream:
 # A resolver asks for A and AAAA from one port, so a socket has several queries; it is closed with the last.
 
 AT_ONCE: Final = 64
-"""Sockets that are read before others get their turn."""
+"""Sockets read per callback of the event loop."""
 
 Query = tuple[str, int, bytes]
-"""The server's address and port as recvfrom(2) gives them, and the query's first two bytes: its id."""
+"""The server's address and port in the form of recvfrom(2), and the query's ID (its first two bytes)."""
 
 
 class PodSocket:
-    """A socket with a pod's address and port."""
+    """A UDP socket bound to a pod's address and port."""
 
     def __init__(self, of: PodSockets, key: Address, identity: int) -> None:
         self._of = of
@@ -269,7 +272,7 @@ class PodSocket:
 
     @property
     def waits(self) -> bool:
-        """Whether answers are awaited."""
+        """Whether any query is pending."""
         return bool(self._waiting)
 
     def ask(self, server: Address, data: bytes, on_reply: OnReply) -> Waiting:
@@ -285,7 +288,7 @@ class PodSocket:
         return Waiting(self, query, on_reply)
 
     def received(self) -> None:
-        """Read a datagram and pass it to the queries with its server and id."""
+        """Read a datagram, and pass it to the queries to its server with its ID."""
         try:
             data, sender = self.made.recvfrom(LARGEST)
         except OSError:  # an ICMP error, which reaches the pod, too
@@ -297,7 +300,7 @@ class PodSocket:
                 return
 
     def forget(self, query: Query, on_reply: OnReply) -> None:
-        """No caller waits for this any more."""
+        """Remove a query; the last one closes the socket."""
         waiting = self._waiting.get(query, [])
         if on_reply in waiting:
             waiting.remove(on_reply)
@@ -308,7 +311,7 @@ class PodSocket:
 
 
 class Waiting:
-    """A query that waits for its answer."""
+    """A pending query of a PodSocket."""
 
     __slots__ = ("_made", "_on_reply", "_query")
 
@@ -318,12 +321,12 @@ class Waiting:
         self._on_reply = on_reply
 
     def give_up(self) -> None:
-        """No caller waits for the answer any more."""
+        """Cancel the query."""
         self._made.forget(self._query, self._on_reply)
 
 
 class PodSockets:
-    """The sockets of one proxy."""
+    """The UDP sockets with pods' addresses of one proxy."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -334,9 +337,9 @@ class PodSockets:
         loop.add_reader(self._ready, self._received)
 
     def ask(self, client: Address, server: Address, identity: int, data: bytes, on_reply: OnReply) -> Waiting:
-        """Send a query of a client; ``on_reply`` gets what comes back, until it accepts one.
+        """Send a client's query; call ``on_reply`` with each datagram until it returns True.
 
-        Raises OSError: EADDRINUSE where a program of the node holds the port for every address.
+        Raises OSError: EADDRINUSE if a process of the node has bound the port on the wildcard address.
         """
         made = self._all.get(client)
         if made is None:
@@ -376,5 +379,5 @@ class PodSockets:
 
 @lru_cache(maxsize=1024)
 def _canonical(text: str) -> str:
-    """An address in the spelling of text_of()."""
+    """Return an address as text_of() formats it."""
     return text_of(ip_address(text))

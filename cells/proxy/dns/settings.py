@@ -1,4 +1,4 @@
-"""What the DNS proxy does.
+"""Settings of the DNS proxy.
 
 Source: Cilium 1.17, tofqdns-* and dnsproxy-*.
 """
@@ -24,7 +24,7 @@ class Reject(StrEnum):
 
 
 class AddressClass(StrEnum):
-    """Addresses that no name of another host has a reason to stand for."""
+    """Classes of addresses to which names of other hosts never resolve."""
 
     LINK_LOCAL = "link-local"
     LOOPBACK = "loopback"
@@ -83,7 +83,7 @@ class DNSProxySettings(Settings, frozen=True):
     """How long a query waits where the limit is reached; 0 refuses it at once."""
 
     def forbids(self, address: IPAddress) -> AddressClass | None:
-        """The class for which toFQDNs does not open an address; None if it may."""
+        """Return the class for which toFQDNs does not allow an address; None if it is allowed."""
         inner = getattr(address, "ipv4_mapped", None) or address
         for one in self.tofqdns_forbidden_addresses:
             if getattr(inner, f"is_{one.name.lower()}"):

@@ -1,10 +1,10 @@
-"""The sockets of a transparent proxy.
+"""Sockets of a transparent proxy: listeners, raw sockets for UDP answers, sockets towards servers.
+
+The datapath assigns packets to the listeners (bpf_sk_assign); their destination is the server that the pod
+queried. UDP answers leave with that server's address through a raw socket, because a socket bound to the
+server's address and port would receive packets for a server on this node.
 
 Source: ip(7) IP_TRANSPARENT, IP_ORIGDSTADDR, IP_PKTINFO; ipv6(7); raw(7); RFC 768.
-
-Packets come to the listeners' sockets by the datapath (bpf_sk_assign), addressed to the server the pod meant.
-Answers by UDP leave as that server's through a raw socket: a socket bound to the server's address and port
-would take what is sent to a server on this node.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ _PKTINFO4 = struct.Struct("=I4s4s")
 _PKTINFO6 = struct.Struct("=16sI")
 _UDP = struct.Struct(">HHHH")
 _PSEUDO4 = struct.Struct(">4s4sHHHHHH")
-"""What the checksum of UDP covers before the data, RFC 768: a header of IP, and that of UDP."""
+"""The pseudo header of the UDP checksum and the UDP header (RFC 768)."""
 _ANY4: Final = bytes(4)
 _LARGEST: Final = 65535 - 8 - 40
 BUFFER: Final = 4 << 20
-"""Bytes of queries, or answers, that wait while the agent, or a device, is busy: more than net.core.rmem_max
-and wmem_max are on most nodes."""
+"""Size of socket buffers in bytes; larger than net.core.rmem_max and wmem_max on most nodes."""
 EGRESS_PROXY: Final = 0x0B00
-"""The mark of what a proxy sends: for a pod, with the pod's identity in it, or to one."""
+"""Mark of packets that a proxy sends; the upper half holds the pod's identity."""
 
 Address = tuple[IPAddress, int]
 """Address and port."""
 
 
 def udp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
-    """Takes queries by UDP on the loopback address. Raises OSError."""
+    """Open the UDP listener on the loopback address. Raises OSError."""
     listener = _listener(family, socket.SOCK_DGRAM)
     try:
         if family == socket.AF_INET:
@@ -60,7 +59,7 @@ def udp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
 
 
 def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
-    """Takes connections on the loopback address. Raises OSError."""
+    """Open the TCP listener on the loopback address. Raises OSError."""
     listener = _listener(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,7 +73,7 @@ def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
 
 
 def loopback(family: socket.AddressFamily) -> str:
-    """The address that only this node reaches."""
+    """Return the loopback address of a family."""
     return "127.0.0.1" if family == socket.AF_INET else "::1"
 
 
@@ -91,7 +90,7 @@ def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.s
 
 
 def _mark(made: socket.socket, mark: int) -> None:
-    """Give a socket a mark; setsockopt() takes the bits as those of a signed number."""
+    """Set the mark of a socket; setsockopt() takes it as a signed number."""
     made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark - (mark >> 31 << 32))
 
 
@@ -103,7 +102,7 @@ def _make_transparent(made: socket.socket, family: socket.AddressFamily) -> None
 
 
 def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
-    """The destination of a datagram, by its control messages."""
+    """Return the original destination of a datagram from its control messages."""
     for level, kind, data in ancillary:
         if (level, kind) in _ORIGINAL_DESTINATION:
             return _destination(data)
@@ -112,14 +111,14 @@ def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | N
 
 @lru_cache(maxsize=4096)
 def _destination(data: bytes) -> Address:
-    """Of a struct sockaddr_in or sockaddr_in6."""
+    """Parse a struct sockaddr_in or sockaddr_in6."""
     (family,) = struct.unpack_from("=H", data)
     packed = data[4:8] if family == socket.AF_INET else data[8:24]
     return address_of(packed), int.from_bytes(data[2:4], "big")
 
 
 class UDPAnswers:
-    """Sends datagrams as if from any address and port. Open until it is closed."""
+    """Sends UDP datagrams with any source address and port, until it is closed."""
 
     def __init__(self, family: socket.AddressFamily) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -136,7 +135,7 @@ class UDPAnswers:
             raise
 
     def send(self, data: bytes, source: Address, to: Address) -> None:
-        """Send one. Raises OSError; BlockingIOError where the device is busy."""
+        """Send a datagram. Raises OSError; BlockingIOError if the device is busy."""
         (address, port), (client, client_port) = source, to
         size = len(data) + _UDP.size
         if len(data) > _LARGEST:
@@ -154,12 +153,12 @@ class UDPAnswers:
         self._socket.sendmsg((header, data), (info,), 0, (text_of(client), 0))
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
 
 def _checksum(data: bytes) -> int:
-    """RFC 1071, of UDP: never 0, which would say that there is none."""
+    """Return the UDP checksum (RFC 1071); never 0, which means no checksum."""
     if len(data) % 2:
         data += b"\0"
     # The sum of all words with its carries is, modulo 0xFFFF, the whole as one number: 2**16 is 1 there.
@@ -167,7 +166,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _take_nothing(made: socket.socket) -> None:
-    """A raw socket would get a copy of every datagram for this node: have the kernel drop them."""
+    """Attach a filter that drops all packets: a raw socket would get a copy of each UDP datagram."""
     code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
     program = struct.pack("@HP", 1, ctypes.addressof(code))
     made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
@@ -176,9 +175,9 @@ def _take_nothing(made: socket.socket) -> None:
 def upstream(
     version: int, identity: int, kind: socket.SocketKind, client: Address | None = None
 ) -> socket.socket:
-    """A socket to ask servers by for a pod with this identity, not connected yet. Raises OSError.
+    """Return an unconnected socket for queries of a pod with this identity. Raises OSError.
 
-    With ``client`` it has this address and port, which are the pod's; else those that the node gives it.
+    ``client``: the pod's address and port to bind to; by default the kernel chooses the node's.
     """
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -196,5 +195,5 @@ def upstream(
 
 
 def end_at_once(made: socket.socket) -> None:
-    """Make close(2) leave nothing of a connection: the pod can use its ports again."""
+    """Make close(2) reset the connection, so that the pod can reuse its port at once."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

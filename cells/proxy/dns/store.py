@@ -1,7 +1,8 @@
-"""Names and addresses that DNS has answered endpoints: preserved over restarts, expired with their TTL.
+"""DNS names of all endpoints: restored after restarts, expired after their TTL.
 
-Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
-Source:     Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
+Answers come in; NamedAddresses, the journal and the endpoints' saved state are updated.
+
+Source: Cilium 1.17, DNS history of endpoints, dns-garbage-collector-job.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minut
 # The journal of answers, by which the next agent knows them, also after kill -9.
 
 FILE: Final = "dns-names.jsonl"
-"""In the state directory."""
+"""File name in the state directory."""
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", omit_defaults=True):
-    """An answer to an endpoint; ``zombie``: its TTL is over, and the endpoint was connected."""
+    """An answer to an endpoint; ``zombie``: its TTL has expired, and the endpoint was connected."""
 
     endpoint: int
     attachment: str
-    """Of the endpoint: its number may be another pod's by now."""
+    """The endpoint's attachment ID, since endpoint numbers are reused."""
     name: str
     addresses: tuple[str, ...]
     ttl: int
@@ -51,7 +52,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", om
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", omit_defaults=True):
-    """A server that an endpoint has asked, and for which names it may."""
+    """The names that an endpoint may look up at a server."""
 
     endpoint: int
     attachment: str
@@ -64,7 +65,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", 
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False, tag="changed", rename="kebab", omit_defaults=True):
-    """The endpoint's rules have changed: what was Asked before means nothing."""
+    """The endpoint's rules have changed: earlier Asked records of it are void."""
 
     endpoint: int
 
@@ -75,14 +76,14 @@ _encoder = msgspec.json.Encoder()
 
 
 class Journal:
-    """The file. All methods raise OSError."""
+    """The journal of answers and rules. All methods raise OSError."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._fd = -1
 
     def read(self) -> Iterator[Record]:
-        """All records; damaged lines are left out."""
+        """Yield all records; damaged lines are skipped."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -100,7 +101,7 @@ class Journal:
         os.write(self._fd, _encoder.encode(record) + b"\n")
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace the file by these records."""
+        """Replace the contents of the file."""
         temporary = self._path.with_suffix(".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -117,28 +118,28 @@ class Journal:
 
 GC: Final = minutes(1)
 OTHERS: Final = 0
-"""The endpoint of names from the file of tofqdns-pre-cache."""
+"""The endpoint number for names from tofqdns-pre-cache."""
 MOST_LOGGED: Final = 4096
-"""Names with forbidden addresses, logged once each; beyond it the oldest may be reported again."""
+"""Maximum number of remembered names with forbidden addresses, each logged once."""
 KEEP: Final = 5.0
-"""Seconds by which the endpoints' saved state follows the journal: it is there for other agents."""
+"""Seconds between a change and the write of the endpoints' saved state, which only other agents read."""
 LATER: Final = 2.0
-"""Seconds by which the journal may get a known end late."""
+"""Seconds by which a later expiry of a known answer is not journaled."""
 
 Server = tuple[str, int, int]
 """Address, protocol and port."""
 
 
 class Connections(Protocol):
-    """The kernel's conntrack."""
+    """Reads live connections; implemented with the conntrack maps."""
 
     async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
-        """Live connections to these addresses: source and destination. Raises OSError."""
+        """Return source and destination of live connections to these addresses. Raises OSError."""
         ...
 
 
 class PreCached(msgspec.Struct, rename={"lookup_time": "lookup-time"}):
-    """A row of ``fqdn cache list -o json``."""
+    """A row of the output of ``fqdn cache list -o json``."""
 
     fqdn: str
     ips: list[str]
@@ -148,7 +149,7 @@ class PreCached(msgspec.Struct, rename={"lookup_time": "lookup-time"}):
 
 @after(ExposedEndpoints)
 class NameStore:
-    """The names of endpoints. Passes what it learns on to NamedAddresses, each pair once an endpoint."""
+    """The DNS caches of endpoints; adds each new pair of name and address to NamedAddresses."""
 
     def __init__(
         self,
@@ -176,19 +177,19 @@ class NameStore:
         self._journal = journal
         self._files = files
         self._saved: dict[int, SavedNames] = {}
-        """What the saved state of endpoints has."""
+        """The names in the endpoints' saved state."""
         self._log = log
         self.of: dict[int, EndpointNames] = {}
-        """The names of each endpoint that has any."""
+        """The DNS cache of each endpoint that has one."""
         self._asked: dict[int, dict[Server, NameFilter]] = {}
         self._noted: dict[tuple[int, str], float] = {}
-        """Until when each name counts, as the journal has it."""
+        """Expiry of each endpoint's name in the journal."""
         self._forbidden: dict[str, None] = {}
-        """Names with forbidden addresses already in the log, the oldest first."""
+        """Names with forbidden addresses that were logged, the oldest first."""
         self.deleted = 0
-        """How many pairs of name and address have expired."""
+        """Number of expired pairs of name and address."""
         self.revision = 0
-        """Increased with each pair of name and address that is added or removed."""
+        """Increases with each added or removed pair of name and address."""
         self.clock: Callable[[], float] = time.time
         lifecycle.append(Hook("read names", self._read, self._leave))
         jobs.one_shot("restore", self._restored)
@@ -199,7 +200,7 @@ class NameStore:
     # Answers
 
     def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
-        """Store an answer; whether its addresses are in maps already. Raises OSError."""
+        """Store an answer; return whether its addresses are already in the maps. Raises OSError."""
         held = self._endpoints.get(endpoint.id)
         if held is not endpoint and (held is None or held.attachment_id != endpoint.attachment_id):
             return True  # it was deleted while its server answered: nothing would forget the names
@@ -215,7 +216,7 @@ class NameStore:
         return not self._names.stale(answer.addresses)
 
     def _allowed(self, name: str, addresses: tuple[IPAddress, ...]) -> tuple[IPAddress, ...]:
-        """Those that toFQDNs may open."""
+        """Return the addresses that toFQDNs may allow; log the first forbidden ones of a name."""
         if not any(map(self._forbids, addresses)):
             return addresses
         found = {address: self._forbids(address) for address in addresses}
@@ -231,7 +232,7 @@ class NameStore:
         return tuple(address for address, why in found.items() if not why)
 
     def _learn(self, endpoint_id: int, lookup: Lookup) -> bool:
-        """Whether it has a new address."""
+        """Add an answer to the endpoint's cache; return whether its addresses changed."""
         of = self.of.get(endpoint_id)
         if of is None:
             settings = self._settings
@@ -260,25 +261,25 @@ class NameStore:
     # Servers of endpoints
 
     def asked(self, endpoint: Endpoint, server: Server, may: NameFilter) -> None:
-        """Store that the endpoint may ask this server for these names. Raises OSError."""
+        """Store the names that the endpoint may look up at this server. Raises OSError."""
         known = self._asked.setdefault(endpoint.id, {})
         if known.get(server) != may:
             known[server] = may
             self._journal.append(_asked(endpoint, server, may))
 
     def rules_changed(self, endpoint_id: int) -> None:
-        """Forget what the endpoint was allowed to ask servers. Raises OSError."""
+        """Drop the endpoint's stored rules of servers. Raises OSError."""
         if self._asked.pop(endpoint_id, None):
             self._journal.append(Changed(endpoint_id))
 
     def might_ask(self, endpoint_id: int, server: Server) -> NameFilter | None:
-        """The names that the endpoint was allowed to ask this server for; None if it did not."""
+        """Return the names that the endpoint could look up at this server; None if not stored."""
         return self._asked.get(endpoint_id, {}).get(server)
 
     # Expiry
 
     async def collect(self) -> None:
-        """Remove addresses with an expired TTL that have no connection. Raises OSError."""
+        """Expire addresses, and remove expired ones without connections. Raises OSError."""
         for of in self.of.values():
             of.date_back(self.clock())
             self._let_go(of.expire(self.clock()))
@@ -298,7 +299,7 @@ class NameStore:
         return None if endpoint is None else endpoint.addresses
 
     def forget(self, matches: Callable[[str], bool]) -> None:
-        """Remove matching names, also with connections. Raises OSError."""
+        """Remove matching names, even with connections. Raises OSError."""
         for of in self.of.values():
             self._let_go(of.forget([name for name in of.all_names() if matches(name)]))
         self._noted.clear()
@@ -318,7 +319,7 @@ class NameStore:
     # Over restarts
 
     async def _read(self) -> None:
-        """Read the names of an earlier agent, of endpoints that still exist."""
+        """Restore the names of endpoints that still exist."""
         try:
             records = await to_thread.run_sync(lambda: list(self._journal.read()))
         except OSError as error:
@@ -334,7 +335,7 @@ class NameStore:
         self._rewrite()
 
     def _take_saved(self, endpoint: Endpoint) -> None:
-        """Read the names that Cilium's agent has saved with the endpoint."""
+        """Restore the names that Cilium's agent saved with the endpoint."""
         try:
             saved = self._files.names(endpoint.id)
             lookups = [
@@ -386,7 +387,7 @@ class NameStore:
             self._log.error("tofqdns-pre-cache is not read", path=str(path), error=str(error))
 
     async def _restored(self) -> None:
-        """The ipcache may drop entries of an earlier agent once addresses of names have their claims."""
+        """Once the restored addresses are in the ipcache, let it prune entries of the previous agent."""
         await self._rules.known()
         await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
         self._claimed.done()
@@ -399,13 +400,13 @@ class NameStore:
             self._log.warning("names are not saved with their endpoints", error=str(error))
 
     async def _save(self) -> None:
-        """Write names into the endpoints' saved state, for Cilium's agent. Raises OSError."""
+        """Write names to the endpoints' saved state, for Cilium's agent. Raises OSError."""
         for endpoint_id in self.of.keys() | self._saved.keys():
             if self._save_one(endpoint_id):
                 await checkpoint()
 
     def _save_one(self, endpoint_id: int) -> bool:
-        """Write the names of one endpoint; whether they have changed. Raises OSError."""
+        """Write the names of one endpoint; return whether they changed. Raises OSError."""
         endpoint, names = self._endpoints.get(endpoint_id), saved_names(self.of.get(endpoint_id))
         if endpoint is None or names == self._saved.get(endpoint_id):
             return False
@@ -414,7 +415,7 @@ class NameStore:
         return True
 
     def _rewrite(self) -> None:
-        """Rewrite the journal; a failure is logged, and tried again by the next collection."""
+        """Rewrite the journal; log a failure, which the next collection retries."""
         try:
             self._journal.rewrite(list(self._records()))
         except OSError as error:

@@ -1,7 +1,6 @@
-"""DNS messages, as far as a proxy reads them.
+"""Parses and rewrites DNS messages, as far as a proxy needs them.
 
-Pure.
-Source: RFC 1035, section 4; RFC 6891 (EDNS); RFC 9267 on what decoders get wrong.
+Pure. Source: RFC 1035, section 4; RFC 6891 (EDNS); RFC 9267 on faults of decoders.
 """
 
 from __future__ import annotations
@@ -22,54 +21,54 @@ _QUESTION = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
 _NOTIFY: Final = 0x2000
-"""The opcode of RFC 1996; it and QUERY are served."""
+"""The opcode NOTIFY (RFC 1996), served besides QUERY."""
 _ASKED_WITH: Final = 0x0130 | _NOTIFY
-"""The flags of a query that a server acts upon: recursion desired, authentic data, checking disabled."""
+"""The forwarded flags of a query: recursion desired, authentic data, checking disabled, and NOTIFY."""
 _REPEATED: Final = 0x03B0
-"""The flags that FORMERR and NOTIMP take from the message: those of a query, TC and RA."""
+"""The flags that FORMERR and NOTIMP copy from the message: those of a query, TC and RA."""
 _DNSSEC_OK: Final = 0x8000
 _CLIENT_SUBNET, _COOKIE = 8, 10
 _OPTION_SIZES: Final = {_CLIENT_SUBNET: range(4, 21), _COOKIE: range(8, 41)}
-"""The options of EDNS that reach the server, and how long they may be (RFC 7871, RFC 7873)."""
+"""The forwarded EDNS options, with their valid lengths (RFC 7871, RFC 7873)."""
 _POINTER: Final = 0xC0
 _QUESTION_NAME: Final = b"\xc0\x0c"
-"""A name that is the question's, as nearly all are."""
+"""A compressed name that points to the question's, as almost every record has."""
 _LONGEST_NAME: Final = 255
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
 
 
 class WireError(ValueError):
-    """Raised for bytes that no resolver sends as a DNS message; the text has the reason."""
+    """A malformed DNS message; the text is the reason."""
 
 
 class DNSQuery(NamedTuple):
-    """A question: one name, lower case, ending in a dot, and the type asked for."""
+    """A question: its type, and its name in lower case with a final dot."""
 
     name: str
     type: int
     end: int
-    """Where the question ends in the message."""
+    """Offset of the end of the question."""
 
 
 class Answer(NamedTuple):
     """A server's answer to a question."""
 
     name: str
-    """Empty in an error without a question, as servers send it that could not read the query."""
+    """Empty in an error without a question, as from servers that could not parse the query."""
     type: int
     code: int
     """RCODE."""
     addresses: tuple[IPAddress, ...]
-    """Of all A and AAAA records of the answer, whatever name of a chain they belong to."""
+    """The A and AAAA records of the name and of its CNAME chain."""
     ttl: int
-    """The least of them all, aliases too, in seconds; 0 without records."""
+    """The lowest TTL of these records and of the CNAMEs, in seconds; 0 without records."""
     size: int
-    """Where the last record ends in the message; what follows does not belong to it."""
+    """Offset of the end of the last record; further bytes are dropped."""
     cut: bool = False
-    """Whether it is truncated and its records cannot be read: then it ends with the question."""
+    """Whether it is truncated within a record; then it ends with the question."""
 
     def is_to(self, query: DNSQuery) -> bool:
-        """Whether it may be the answer to this query."""
+        """Whether it answers this query."""
         return not self.name or (self.name == query.name and self.type == query.type)
 
 
@@ -77,12 +76,12 @@ class Answer(NamedTuple):
 # message is remembered by its bytes after the id. It is read with an id of 0: a name may point there.
 
 REMEMBERED: Final = 512
-"""Bytes of the longest message that is remembered."""
+"""Maximum bytes of a message with a cached result."""
 _NO_ID: Final = bytes(2)
 
 
 def read_query(data: bytes) -> DNSQuery:
-    """The question of a query or NOTIFY. Raises WireError for anything else."""
+    """Parse the question of a query or NOTIFY. Raises WireError for any other message."""
     return _query(data[2:]) if len(data) <= REMEMBERED else _read_query(data[2:])
 
 
@@ -100,7 +99,7 @@ _query = lru_cache(maxsize=1024)(_read_query)
 
 
 def read_answer(data: bytes) -> Answer:
-    """The answer of a server. Raises WireError."""
+    """Parse a server's answer. Raises WireError."""
     return _answer(data[2:]) if len(data) <= REMEMBERED else _read_answer(data[2:])
 
 
@@ -131,9 +130,9 @@ _answer = lru_cache(maxsize=1024)(_read_answer)
 
 
 def rewritten(data: bytes, query: DNSQuery) -> bytes:
-    """A query as its server gets it: the question, and of EDNS what is understood. Raises WireError.
+    """Return the query to forward: its question, and the supported EDNS options. Raises WireError.
 
-    Other records, other options and what follows the last record are left out.
+    Other records, other options and bytes after the last record are dropped.
     """
     rewrite = _rewritten if len(data) <= REMEMBERED else _rewrite
     return data[:2] + rewrite(data[2:], query.end)
@@ -152,7 +151,7 @@ _rewritten = lru_cache(maxsize=1024)(_rewrite)
 
 
 def _edns(data: bytes, at: int) -> bytes:
-    """The OPT record of a query, written anew; empty without one. Raises WireError."""
+    """Return the query's OPT record, rewritten; empty without one. Raises WireError."""
     found = b""
     for _ in range(sum(struct.unpack_from(">HHH", data, 6))):
         root = data[at : at + 1] == b"\0"
@@ -182,7 +181,7 @@ def _options(value: bytes) -> bytes:
 
 
 def _record(data: bytes, at: int) -> tuple[int, int, int]:
-    """The type of the record at an offset, where its value begins and where it ends. Raises WireError."""
+    """Return the type of the record at an offset, and the start and end of its value. Raises WireError."""
     at = skip_name(data, at)
     if at + _RECORD.size > len(data):
         raise WireError("a record is cut off")
@@ -194,17 +193,17 @@ def _record(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def refusal(query: bytes, end: int, code: int) -> bytes:
-    """The answer with nothing but ``code`` to a query; its question ends at ``end``."""
+    """Return an answer with ``code`` and no records; the query's question ends at ``end``."""
     number, flags, _ = _header(query)
     answered = _RESPONSE | flags & (_OPCODE | _RECURSION) | _AVAILABLE | code
     return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]
 
 
 def error_response(message: bytes) -> bytes | None:
-    """FORMERR or NOTIMP to a message that read_query refuses; None where servers do not reply.
+    """Return FORMERR or NOTIMP for a message that read_query refuses; None for no response.
 
-    Replies to answers could go on for ever, and any reply to less than a header could be used to amplify.
-    Source: the server of miekg/dns, of which Cilium's proxy is made.
+    A response to a response could loop, and one to a message shorter than a header could be used for
+    amplification. Source: the server of miekg/dns, which Cilium's proxy uses.
     """
     if len(message) < _HEADER.size:
         return None
@@ -222,7 +221,7 @@ def error_response(message: bytes) -> bytes | None:
 
 
 def written_out(data: bytes) -> bytes:
-    """The message with no name compressed. Raises WireError."""
+    """Return the message with all names uncompressed. Raises WireError."""
     _header(data)
     parts = [data[:12]]
     at = 12
@@ -246,7 +245,7 @@ def written_out(data: bytes) -> bytes:
 
 
 _NAMES_IN: Final = {2: (0, 1), 5: (0, 1), 6: (0, 2), 12: (0, 1), 15: (2, 1), 33: (6, 1)}
-"""Types with names in their values: how many bytes are before them, and how many they are."""
+"""Record types with names in their values: bytes before the names, and number of names."""
 
 
 def _whole_value(data: bytes, at: int, kind: int, size: int) -> bytes:
@@ -261,7 +260,7 @@ def _whole_value(data: bytes, at: int, kind: int, size: int) -> bytes:
 
 
 def _whole_name(data: bytes, at: int) -> tuple[bytes, int]:
-    """A name as the wire has it uncompressed, and where it ends. Raises WireError."""
+    """Return an uncompressed name, and the offset of its end. Raises WireError."""
     end = skip_name(data, at)
     read_name(data, at)  # that it ends, and is no longer than names are
     name = b""
@@ -275,19 +274,19 @@ def _whole_name(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def udp_size(query: bytes, end: int) -> int:
-    """How many bytes of an answer by UDP the sender of a query takes: the size of EDNS, or 512 (RFC 6891)."""
+    """Return the maximum size of a UDP answer for the sender of a query: that of EDNS, or 512 (RFC 6891)."""
     if query[6:10] != bytes(4) or query[10:12] == bytes(2) or query[end : end + 3] != b"\0\0\x29":
         return 512
     return max(512, int.from_bytes(query[end + 3 : end + 5], "big"))
 
 
 def without_rest(data: bytes, answer: Answer) -> bytes:
-    """The bytes of an answer as far as they could be read: a client asks again by TCP for those cut off."""
+    """Return an answer without the bytes that could not be parsed; a truncated one without records."""
     return truncated(data, answer.size) if answer.cut else data[: answer.size]
 
 
 def truncated(answer: bytes, end: int) -> bytes:
-    """An answer without records that announces some: its question ends at ``end``."""
+    """Return an answer without records and with TC set; its question ends at ``end``."""
     number, flags, _ = _header(answer)
     return _HEADER.pack(number, flags | _TRUNCATED, 1, 0, 0, 0) + answer[12:end]
 
@@ -307,9 +306,9 @@ def _question(data: bytes) -> DNSQuery:
 
 
 def read_name(data: bytes, at: int) -> tuple[str, int]:
-    """The name at an offset, lower case, ending in a dot; and where it ends. Raises WireError.
+    """Return the name at an offset in lower case with a final dot, and its end. Raises WireError.
 
-    A compressed one leads only backwards, so that none goes on for ever.
+    Compression pointers must point backwards, so names are finite.
     """
     labels: list[bytes] = []
     end, least, length = 0, at, 1
@@ -337,7 +336,7 @@ def read_name(data: bytes, at: int) -> tuple[str, int]:
 
 @lru_cache(maxsize=8192)
 def _text(labels: tuple[bytes, ...]) -> str:
-    """As people write it; other octets than those of host names as ``\\DDD`` (RFC 1035, section 5.1)."""
+    """Format labels as text; octets other than those of host names as ``\\DDD`` (RFC 1035, section 5.1)."""
     return ".".join(map(_label, labels)) + "."
 
 
@@ -349,7 +348,7 @@ def _label(label: bytes) -> str:
 
 
 def skip_name(data: bytes, at: int) -> int:
-    """Where the name at an offset ends."""
+    """Return the offset of the end of a name. Raises WireError."""
     try:
         while size := data[at]:
             if size >= _POINTER:
@@ -361,9 +360,9 @@ def skip_name(data: bytes, at: int) -> int:
 
 
 def _records(data: bytes, at: int, count: int, name: str) -> tuple[tuple[IPAddress, ...], int, int]:
-    """The addresses of a name, and of the names that its CNAMEs lead to, with the least TTL; and the end.
+    """Return addresses and lowest TTL of a name and its CNAME chain, and the end of the records.
 
-    Records of other names are read and left out.
+    Records of other names are parsed but not returned.
     """
     found: list[tuple[str, int, IPAddress]] = []
     aliases: dict[str, tuple[str, int]] = {}
@@ -400,7 +399,7 @@ def _records(data: bytes, at: int, count: int, name: str) -> tuple[tuple[IPAddre
 
 
 def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The rest of an answer after its question: its aliases, and the types of its records.
+    """Return the aliases of an answer, and the types of its records, from the end of its question.
 
     Raises WireError.
     """

@@ -1,7 +1,8 @@
-"""Envoy: enforces policy rules for requests of HTTP and gRPC.
+"""The cell of Envoy, which enforces policy rules for HTTP and gRPC requests.
 
-Why: the datapath does not read requests. It redirects connections that ``rules.http`` select to Envoy, which
-     refuses requests that no rule allows.
+The datapath does not parse requests. It redirects connections that ``rules.http`` select to Envoy, which
+rejects requests that no rule allows. The table ``http-redirects`` comes in, Envoy's configuration files and
+the table of the proxy's state go out.
 """
 
 from __future__ import annotations
@@ -45,27 +46,27 @@ LOOPBACK: Final = ("127.0.0.1", "[::1]")
 
 
 class SentConfiguration(NamedTuple):
-    """What Envoy's files have, by which its administration shows what it has accepted of them."""
+    """The content of Envoy's files, to compare with the versions that Envoy has accepted."""
 
     redirects: list[HTTPRedirect]
     clusters: str
-    """The version of this file, and of the others."""
+    """Version of the clusters' file, as below for the other files."""
     listeners: str
     routes: dict[str, str]
-    """By the name of the redirect."""
+    """By redirect name."""
 
 
 async def ended(socket: Path) -> None:
-    """Return once Envoy has closed an idle connection to its administration: mostly because it has ended."""
+    """Wait until Envoy closes an idle connection to its administration socket, usually because it has exited."""
     with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         async with await anyio.connect_unix(socket) as stream:
             await stream.receive()
 
 
 async def accepted(socket: Path, sent: SentConfiguration) -> set[str] | None:
-    """The redirects that Envoy follows as they were sent, by name; None: it does not answer.
+    """Return the names of the redirects that Envoy has accepted as sent; None if it does not answer.
 
-    Of a file of listeners it takes those that are valid, and shows its version only if all are.
+    Envoy applies the valid listeners of a file, but reports the file's version only if all are valid.
     """
     import httpcore
 
@@ -114,7 +115,7 @@ class _Response(msgspec.Struct):
 
 
 class RealizedPolicies:
-    """Waits until all endpoints have their policies in maps."""
+    """Waits until the policy maps of all endpoints are written."""
 
     def __init__(
         self, rules: KnownRules, endpoints: Table[int, Endpoint], policies: EndpointPolicies
@@ -124,7 +125,7 @@ class RealizedPolicies:
         self._realized = policies.realized
 
     async def known(self) -> None:
-        """Return once every endpoint has its policy by the current rules."""
+        """Wait until every endpoint's policy by the current rules is written."""
         await self._rules.known()
         for endpoint in self._endpoints.all():
             while (seen := self._realized.get(endpoint.id)) is None or not seen.written:
@@ -134,7 +135,7 @@ class RealizedPolicies:
 
 
 class EnvoyConfiguration:
-    """Writes Envoy's files."""
+    """Writes Envoy's configuration files."""
 
     def __init__(
         self,
@@ -150,26 +151,26 @@ class EnvoyConfiguration:
         self._dns = dns
         self._access_log = access_log
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
-        """Resources of an earlier agent, preserved until all endpoints have their policies."""
+        """Resources of a previous agent, retained until all endpoints have their policies."""
         self._written: dict[Path, bytes] = {}
 
     def read_previous(self) -> None:
-        """Read the state of an earlier agent, which stays until forget_previous()."""
+        """Read the resources of a previous agent, which stay until forget_previous()."""
         for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
             if path.exists() and path not in self._written and not self._previous[name]:
                 self._previous[name] = {one["name"]: one for one in _resources(path)}
 
     def forget_previous(self) -> None:
-        """Leave resources of an earlier agent out of later files."""
+        """Omit resources of a previous agent from now on."""
         self._previous = {"listeners": {}, "clusters": {}}
 
     async def readable(self) -> None:
-        """Return once Envoy can open its access log: the pipe needs a reader."""
+        """Wait until Envoy can open its access log: the pipe needs a reader."""
         if self._place.listeners.exists():
             await self._access_log.there()
 
     async def write(self, redirects: list[HTTPRedirect]) -> SentConfiguration | None:
-        """Write all files. None: Envoy was never needed. Raises OSError."""
+        """Write all files; return None if Envoy was never needed. Raises OSError."""
         if not (redirects or self._external or self._place.listeners.exists()):
             return None
         await self._access_log.there()
@@ -187,7 +188,10 @@ class EnvoyConfiguration:
         return SentConfiguration(redirects, clusters, listeners, routes)
 
     def remove_routes(self, redirects: list[HTTPRedirect]) -> None:
-        """Remove files of other redirects than these and an earlier agent's. Raises OSError."""
+        """Remove the route files of redirects that no longer exist. Raises OSError.
+
+        The previous agent's redirects count as existing until forget_previous().
+        """
         needed = {one.name for one in redirects} | self._previous["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
             if path.stem not in needed:
@@ -195,7 +199,7 @@ class EnvoyConfiguration:
                 self._written.pop(path, None)
 
     def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
-        """Write these resources and those of an earlier agent; the version."""
+        """Write these resources and those of a previous agent; return the version."""
         content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
         self._replace(path, content)
         return str(content["version_info"])
@@ -211,7 +215,7 @@ class EnvoyConfiguration:
 
 
 class Envoy:
-    """Configures and runs Envoy, which goes on when the agent stops."""
+    """Configures and runs Envoy, which keeps running when the agent stops."""
 
     def __init__(
         self,
@@ -231,12 +235,12 @@ class Envoy:
         self._configuration = configuration
         self._process = process
         self._wanted = anyio.Event()
-        """Set once there is a redirect."""
+        """Set by the first redirect."""
         self._answers = anyio.Event()
-        """Set once Envoy has taken its configuration."""
+        """Set when Envoy has accepted its configuration."""
         self._sent = SentConfiguration([], "", "", {})
         self._acknowledged: dict[str, HTTPRedirect] = {}
-        """The redirects that Envoy follows, as it has accepted them last."""
+        """The last accepted version of each redirect."""
         if not ports.serves:
             return
         jobs.observe("configure Envoy", self._changes, self._write)
@@ -249,7 +253,7 @@ class Envoy:
         jobs.one_shot("watch for the end of Envoy", self._watch)
 
     async def _run(self) -> None:
-        """Raises EnvoyError, OSError, to be called again."""
+        """Run Envoy. Raises EnvoyError, OSError; the job retries."""
         await self._configuration.readable()
         await self._process.run(self._wanted)
 
@@ -262,7 +266,7 @@ class Envoy:
             await changes.wait()
 
     async def _write(self, _: None) -> None:
-        """Raises OSError."""
+        """Write the configuration of the current redirects. Raises OSError."""
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
         sent = await self._configuration.write(redirects)
         if sent is None:
@@ -274,7 +278,7 @@ class Envoy:
         self._configuration.remove_routes(redirects)
 
     async def _acknowledge(self) -> None:
-        """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
+        """Wait until Envoy has accepted its configuration. Raises EnvoyError; the timer retries."""
         names: set[str] | None = None
         with anyio.move_on_after(PATIENCE):
             pause = LEAST_PAUSE
@@ -301,7 +305,7 @@ class Envoy:
         raise EnvoyError(message)
 
     def _follow(self, sent: SentConfiguration, names: set[str]) -> None:
-        """Envoy follows these redirects, and what it has accepted before of the others."""
+        """Record the accepted redirects; for each other one, the version accepted before stays in force."""
         if sent.redirects:
             self._answers.set()
         found = {
@@ -318,7 +322,7 @@ class Envoy:
                 rows.put(state)
 
     async def _watch(self) -> None:
-        """Each time that Envoy ends check whether the next one has accepted its configuration."""
+        """After each exit of Envoy, check whether the next process accepts its configuration."""
         while True:
             await self._answers.wait()
             self._answers = anyio.Event()
@@ -326,7 +330,7 @@ class Envoy:
             self._acknowledge_soon()
 
     async def _forget(self) -> None:
-        """Drop the earlier agent's configuration once every endpoint has its policy by the current rules."""
+        """Drop the previous agent's configuration once every endpoint's policy is written."""
         await self._policies.known()
         self._configuration.forget_previous()
         self._ports.keep({one.name for one in self._redirects.all()})
@@ -334,7 +338,7 @@ class Envoy:
 
 
 def _resources(path: Path) -> Iterable[Any]:
-    """The resources in a file; none if it cannot be read."""
+    """Return the resources in a file; none if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Response).resources
     except (OSError, ValueError):
@@ -342,13 +346,13 @@ def _resources(path: Path) -> Iterable[Any]:
 
 
 def _discovery(found: Iterable[Resource]) -> Resource:
-    """A DiscoveryResponse with its digest as the version."""
+    """Return a DiscoveryResponse with its digest as the version."""
     needed = list(found)
     return resources.discovery(hashlib.sha256(msgspec.json.encode(needed)).hexdigest()[:16], needed)
 
 
 def envoy_features(program: EnvoyProgram) -> Member[Collector]:
-    """How Envoy runs, as a feature in use; in no mode if there is no program."""
+    """Return the feature metric of Envoy's mode; no mode if Envoy is not installed."""
     mode = "standalone" if program.external else "embedded" if program.path is not None else ""
     return features("envoy-features", lambda: {"adv_connect_and_lb_envoy_proxy_enabled": mode})
 

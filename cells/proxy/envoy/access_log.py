@@ -1,6 +1,7 @@
-"""Envoy's access log, as events and counts.
+"""Reads Envoy's access log: publishes requests as events, and counts them.
 
-Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
+Envoy writes a line of JSON per request to a named pipe; lines are lost while no agent runs.
+
 Source: envoyproxy.io, access logging; fifo(7).
 """
 
@@ -30,14 +31,14 @@ from cells.proxy.envoy.resources import AccessLogEntry, EnvoyFiles
 from lifecycle import Jobs, Logger, Table
 
 PIPE_SIZE: Final = 1 << 20
-"""Bytes that wait while the agent is busy."""
+"""Capacity of the pipe in bytes, for lines that arrive while the agent is busy."""
 AT_ONCE: Final = 1 << 16
 LONGEST: Final = 1 << 18
-"""Bytes of a line; longer ones are dropped."""
+"""Maximum bytes of a line; longer ones are dropped."""
 
 
 class RequestParties:
-    """Endpoints and identities of requests, by the addresses that Envoy logs."""
+    """Finds endpoints and identities of requests by the addresses in the log."""
 
     def __init__(
         self, endpoints: Table[int, Endpoint], identities: Table[int, Identity], ipcache: Ipcache
@@ -47,11 +48,11 @@ class RequestParties:
         self._ipcache = ipcache
 
     def endpoint(self, address: IPAddress) -> Endpoint | None:
-        """The endpoint with the address."""
+        """Return the endpoint with the address."""
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
     def party(self, text: str, identity: int) -> Party:
-        """The end at ``ADDRESS:PORT``, with this identity unless it is 0. Raises OSError, ValueError."""
+        """Return the party at ``ADDRESS:PORT``; identity 0 is looked up. Raises OSError, ValueError."""
         address, port = _end(text)
         endpoint = self.endpoint(address)
         known = identity or self._ipcache.identity_at(address) or WORLD
@@ -66,7 +67,7 @@ class RequestParties:
 
 
 class AccessLog:
-    """Reads the pipe once Envoy is needed."""
+    """Reads the pipe from the first redirect on."""
 
     def __init__(
         self,
@@ -95,12 +96,12 @@ class AccessLog:
             jobs.one_shot("read Envoy's access log", self._run)
 
     async def there(self) -> None:
-        """Return once the pipe has a reader: opening a pipe without one would block Envoy."""
+        """Wait until the pipe has a reader; without one Envoy would block when it opens the pipe."""
         self._wanted.set()
         await self._there.wait()
 
     async def _run(self) -> None:
-        """Until it is cancelled. Raises OSError."""
+        """Read the pipe until cancelled. Raises OSError."""
         await self._wanted.wait()
         path = self._place.requests
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ class AccessLog:
             self._events.publish(request_sample(answer))
 
     def _count(self, line: AccessLogEntry, redirect: HTTPRedirect) -> None:
-        """The request and its answer, for the endpoint with the policy that decided. Raises ValueError."""
+        """Count the request and its answer for the endpoint with the deciding policy. Raises ValueError."""
         ingress = redirect.direction == "ingress"
         endpoint = self._parties.endpoint(_end(line.destination if ingress else line.source)[0])
         if endpoint is None:
@@ -168,7 +169,7 @@ class AccessLog:
             self._statistics.response(endpoint.id, through, "Forwarded")
 
     def _record(self, line: AccessLogEntry, redirect: HTTPRedirect) -> RequestRecord:
-        """The request, as it came; with its answer where it was refused. Raises OSError, ValueError."""
+        """Return the request's event, with the status if it was denied. Raises OSError, ValueError."""
         ingress = redirect.direction == "ingress"
         return RequestRecord(
             answer=False,
@@ -186,6 +187,6 @@ class AccessLog:
 
 
 def _end(text: str) -> tuple[IPAddress, int]:
-    """The address and port of one end of a connection, as Envoy writes them. Raises ValueError."""
+    """Parse ``ADDRESS:PORT``, as Envoy logs it. Raises ValueError."""
     host, _, port = text.rpartition(":")
     return ip_address(host.strip("[]")), int(port)

