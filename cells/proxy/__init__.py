@@ -17,7 +17,7 @@ from lifecycle import Change, Jobs, Table, module, provide
 __all__ = ["EndpointRedirect", "Messages", "RedirectCounters", "Statistics", "cell"]
 
 
-# Requests and responses of each endpoint by redirect and verdict: ``proxy-statistics`` of the API.
+# ``proxy-statistics`` of endpoints in the API.
 #
 # Source: Cilium 1.17, Endpoint.UpdateProxyStatistics.
 
@@ -68,12 +68,12 @@ class RedirectCounters:
 
     def __init__(self, endpoints: Table[int, Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
-        self._of: dict[int, dict[EndpointRedirect, Statistics]] = {}
-        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
+        self._by_endpoint: dict[int, dict[EndpointRedirect, Statistics]] = {}
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._drop_deleted)
 
     def of(self, endpoint_id: int) -> dict[EndpointRedirect, Statistics]:
         """Return the statistics of an endpoint, by redirect."""
-        return self._of.get(endpoint_id, {})
+        return self._by_endpoint.get(endpoint_id, {})
 
     def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
         """Count a request by its verdict; Error means that it has no response."""
@@ -91,16 +91,16 @@ class RedirectCounters:
         """Return the statistics of a redirect; None for a deleted endpoint."""
         if self._endpoints.get(endpoint_id) is None:
             return None
-        known = self._of.setdefault(endpoint_id, {})
+        known = self._by_endpoint.setdefault(endpoint_id, {})
         found = known.get(redirect)
         if found is None:
             found = known[redirect] = Statistics(Messages(), Messages())
         return found
 
-    async def _forget(self, changes: Iterable[Change[int, Endpoint]]) -> None:
+    async def _drop_deleted(self, changes: Iterable[Change[int, Endpoint]]) -> None:
         for change in changes:
             if change.deleted:
-                self._of.pop(change.key, None)
+                self._by_endpoint.pop(change.key, None)
 
 
 def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:

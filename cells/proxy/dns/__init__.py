@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class KernelConnections:
+class ConntrackConnections:
     """Live connections, read from the conntrack maps."""
 
     def __init__(self, maps: Maps) -> None:
@@ -73,7 +73,7 @@ def journal(agent: AgentConfig) -> Journal:
     return Journal(agent.state_dir)
 
 
-# The proxy and its names as Cilium's metrics.
+# Metrics of the proxy and of names.
 #
 # Source: Cilium 1.17, cilium_policy_l7_total, cilium_proxy_*, cilium_fqdn_*.
 
@@ -87,11 +87,11 @@ def families(
 
     ``limited``: whether dnsproxy-concurrency-limit is set.
     """
-    seen = {(rule, "fqdn"): counts.l7[rule] for rule in RULES}
+    by_rule = {(rule, "fqdn"): counts.l7[rule] for rule in RULES}
     yield counter(
         "cilium_policy_l7_total",
         "Number of total proxy requests handled",
-        seen | {(rule, "envoy"): counts.requests[rule] for rule in RULES},
+        by_rule | {(rule, "envoy"): counts.requests[rule] for rule in RULES},
         "rule proxy_type",
     )
     redirects = Counter(filter_.parser for filter_ in policy.computed.filters())
@@ -179,7 +179,7 @@ cell = group(
         "DNS names that pods look up",
         config(DNSProxySettings),
         provide(NameStore, DNSProxy, Counts, QuerySource, dns_metrics, transparent_proxies),
-        provide(KernelConnections, as_=(Connections,)),
+        provide(ConntrackConnections, as_=(Connections,)),
         provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, LearntAddresses),
         invoke(DNSProxy),
     ),

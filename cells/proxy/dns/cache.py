@@ -44,8 +44,8 @@ class EndpointNames:
     """The DNS cache of one endpoint. Methods return the pairs that they add or remove."""
 
     def __init__(self, most: int, most_zombies: int) -> None:
-        self._most = most
-        self._most_zombies = most_zombies
+        self._max_addresses = most
+        self._max_zombies = most_zombies
         self._names: dict[str, dict[IPAddress, Lookup]] = {}
         self.zombies: dict[IPAddress, Zombie] = {}
 
@@ -81,24 +81,26 @@ class EndpointNames:
         """Add an answer; return the added pairs, and those evicted by the limits."""
         name = lookup.name
         known = self._names.setdefault(name, {})
-        came = []
+        added = []
         for address in lookup.addresses:
             zombie = self.zombies.get(address)
             was_zombie = zombie is not None and name in zombie.names
             if address not in known and not was_zombie:
-                came.append((name, address))
+                added.append((name, address))
             if zombie is not None:
-                self._revive(address, zombie, name)
+                self._remove_zombie_name(address, zombie, name)
             before = known.get(address)
             if before is None or before.expires < lookup.expires:
                 known[address] = lookup
-        if len(known) <= self._most:
-            return came, []
-        over = sorted(known, key=lambda address: known[address].expires)[: len(known) - self._most]
-        went = self._expire(name, over, lookup.at)
-        return [pair for pair in came if pair not in went], [pair for pair in went if pair not in came]
+        if len(known) <= self._max_addresses:
+            return added, []
+        excess = sorted(known, key=lambda address: known[address].expires)[: len(known) - self._max_addresses]
+        removed = self._expire(name, excess, lookup.at)
+        return [pair for pair in added if pair not in removed], [
+            pair for pair in removed if pair not in added
+        ]
 
-    def _revive(self, address: IPAddress, zombie: Zombie, name: str) -> None:
+    def _remove_zombie_name(self, address: IPAddress, zombie: Zombie, name: str) -> None:
         zombie.names.discard(name)
         if not zombie.names:
             del self.zombies[address]
@@ -117,10 +119,10 @@ class EndpointNames:
 
     def expire(self, now: float) -> list[Pair]:
         """Turn addresses with an expired TTL into zombies; return the pairs evicted by the limit."""
-        went: list[Pair] = []
+        removed: list[Pair] = []
         for name, addresses in list(self._names.items()):
-            went += self._expire(name, [one for one, of in addresses.items() if of.expires <= now], now)
-        return went
+            removed += self._expire(name, [one for one, of in addresses.items() if of.expires <= now], now)
+        return removed
 
     def _expire(self, name: str, addresses: Iterable[IPAddress], now: float) -> list[Pair]:
         known = self._names[name]
@@ -130,37 +132,37 @@ class EndpointNames:
             zombie.names.add(name)
         if not known:
             del self._names[name]
-        over = len(self.zombies) - self._most_zombies
-        if over <= 0:
+        excess = len(self.zombies) - self._max_zombies
+        if excess <= 0:
             return []
-        oldest = sorted(self.zombies, key=lambda address: self.zombies[address].since)[:over]
-        return [pair for address in oldest for pair in self._bury(address)]
+        oldest = sorted(self.zombies, key=lambda address: self.zombies[address].since)[:excess]
+        return [pair for address in oldest for pair in self._delete_zombie(address)]
 
-    def _bury(self, address: IPAddress) -> Iterator[Pair]:
+    def _delete_zombie(self, address: IPAddress) -> Iterator[Pair]:
         zombie = self.zombies.pop(address)
         yield from ((name, address) for name in zombie.names)
 
     def collect(self, alive: Collection[IPAddress], now: float, grace: float) -> list[Pair]:
         """Delete zombies without connections in PASSES passes and after the grace period; return them."""
-        went: list[Pair] = []
+        removed: list[Pair] = []
         for address, zombie in list(self.zombies.items()):
             if address in alive:
                 zombie.idle = 0
                 continue
             zombie.idle += 1
             if zombie.idle >= PASSES and zombie.since + grace <= now:
-                went += self._bury(address)
-        return went
+                removed += self._delete_zombie(address)
+        return removed
 
     def forget(self, names: Collection[str]) -> list[Pair]:
         """Remove names, including zombies; return the removed pairs."""
-        went = [(name, one) for name in names if name in self._names for one in self._names.pop(name)]
+        removed = [(name, one) for name in names if name in self._names for one in self._names.pop(name)]
         for address, zombie in list(self.zombies.items()):
             for name in zombie.names & set(names):
-                if (name, address) not in went:
-                    went.append((name, address))
-                self._revive(address, zombie, name)
-        return went
+                if (name, address) not in removed:
+                    removed.append((name, address))
+                self._remove_zombie_name(address, zombie, name)
+        return removed
 
     def all_names(self) -> set[str]:
         """Return all names, including those of zombies."""
@@ -171,7 +173,7 @@ PASSES = 2
 """Consecutive passes over conntrack without a connection before an address is removed."""
 
 
-# Names of an endpoint in the form in which its saved state has them.
+# The form of names in an endpoint's saved state.
 
 
 def saved_names(of: EndpointNames | None) -> SavedNames:

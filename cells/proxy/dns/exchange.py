@@ -27,13 +27,13 @@ from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import Address
 from cells.proxy.dns.store import NameStore
-from cells.proxy.dns.wire import NOERROR, Answer, DNSQuery, WireError, read_rest
+from cells.proxy.dns.wire import NOERROR, Answer, DNSQuery, WireError, aliases_and_types
 from lifecycle import Logger, Table
 
 TCP, UDP = 6, 17
 
 
-class Asking(NamedTuple):
+class ClientQuery(NamedTuple):
     """A query as received from a pod."""
 
     data: bytes
@@ -42,16 +42,16 @@ class Asking(NamedTuple):
     protocol: int
 
 
-class Awaited(Protocol):
+class PendingQuery(Protocol):
     """A UDP query that waits for its answer."""
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the query."""
         ...
 
 
 ANSWERED, FAILED, TIMEOUT = "allow", "proxyErr", "timeout"
-"""What became of a query that policy allows: the label ``error``."""
+"""Outcomes of an allowed query: values of the label ``error``."""
 SCOPES: Final = (
     "totalTime",
     "upstreamTime",
@@ -90,29 +90,31 @@ class Exchange:
 
     __slots__ = (
         "admitted",
-        "asked",
-        "asking",
-        "awaited",
         "began",
         "checked",
+        "client_query",
         "flow",
+        "forwarded",
+        "pending",
         "query",
         "replied",
         "verdict",
     )
 
-    def __init__(self, asking: Asking, asked: bytes, query: DNSQuery, flow: QueryFlow, began: float) -> None:
-        self.asking = asking
-        self.asked = asked
+    def __init__(
+        self, client_query: ClientQuery, forwarded: bytes, query: DNSQuery, flow: QueryFlow, began: float
+    ) -> None:
+        self.client_query = client_query
+        self.forwarded = forwarded
         """The query as forwarded to its server."""
         self.query = query
         self.flow = flow
         self.verdict = flow.verdict(query.name)
         self.began = began
         self.checked = self.admitted = time.perf_counter()
-        """When policy allowed it, and when dnsproxy-concurrency-limit did."""
+        """Time of the verdict, and time at which a slot of dnsproxy-concurrency-limit was acquired."""
         self.replied = 0.0
-        self.awaited: Awaited | None = None
+        self.pending: PendingQuery | None = None
         """The pending UDP query to the server."""
 
     def count(self, counts: Counts, error: str = ANSWERED) -> None:
@@ -128,7 +130,7 @@ class Exchange:
         dataplane.observe(now - replied)
 
 
-# The verdict of policy on a name.
+# Verdicts of policy on names, cached per flow.
 
 
 class QueryVerdict(Enum):
@@ -148,27 +150,27 @@ MOST_NAMES: Final = 64
 class QueryFlow:
     """The rules for queries of a client to a server, cached until endpoints, the ipcache or rules change."""
 
-    __slots__ = ("_known", "endpoint", "may", "rules", "statistics")
+    __slots__ = ("_verdicts", "endpoint", "name_filter", "rules", "statistics")
 
-    def __init__(self, endpoint: Endpoint, rules: object, may: NameFilter | None) -> None:
+    def __init__(self, endpoint: Endpoint, rules: object, name_filter: NameFilter | None) -> None:
         self.endpoint = endpoint
         self.rules = rules
         """The computed policy; None until it is computed after a restart."""
-        self.may = may
+        self.name_filter = name_filter
         self.statistics: Statistics | None = None
         """Set by the first counted message."""
-        self._known: dict[str, QueryVerdict] = {}
+        self._verdicts: dict[str, QueryVerdict] = {}
 
     def verdict(self, name: str) -> QueryVerdict:
         """Return the verdict on a name."""
-        found = self._known.get(name)
+        found = self._verdicts.get(name)
         if found is None:
-            if self.may is None:
+            if self.name_filter is None:
                 return QueryVerdict.WAIT
-            found = QueryVerdict.FORWARD if self.may.allows(name) else QueryVerdict.REFUSE
-            if len(self._known) >= MOST_NAMES:
-                self._known.clear()
-            self._known[name] = found
+            found = QueryVerdict.FORWARD if self.name_filter.allows(name) else QueryVerdict.REFUSE
+            if len(self._verdicts) >= MOST_NAMES:
+                self._verdicts.clear()
+            self._verdicts[name] = found
         return found
 
 
@@ -190,49 +192,49 @@ class QueryPolicy:
         self._rules = NameRules(policy)
         self._store = store
         self._flows: dict[tuple[IPAddress, Address, int], QueryFlow] = {}
-        self._flows_of = -1, -1
+        self._flows_revisions = -1, -1
         """Revisions of endpoints and ipcache for which the cached flows are valid."""
         self.known = rules.known
         """Waits until the rules are computed."""
 
-    def endpoint(self, asking: Asking) -> Endpoint | None:
+    def endpoint(self, client_query: ClientQuery) -> Endpoint | None:
         """Return the endpoint with the client's address."""
-        address = asking.client[0]
+        address = client_query.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
-    def flow(self, asking: Asking) -> QueryFlow | None:
+    def flow(self, client_query: ClientQuery) -> QueryFlow | None:
         """Return the flow of a query; None if no endpoint has the client's address. Raises OSError."""
         revisions = self._endpoints.revision, self._ipcache.table.revision
-        if self._flows_of != revisions or len(self._flows) >= MOST_FLOWS:
+        if self._flows_revisions != revisions or len(self._flows) >= MOST_FLOWS:
             self._flows.clear()
-            self._flows_of = revisions
-        key = asking.client[0], asking.server, asking.protocol
+            self._flows_revisions = revisions
+        key = client_query.client[0], client_query.server, client_query.protocol
         flow = self._flows.get(key)
         if flow is not None and flow.rules is self._policy.computed.direction(flow.endpoint.id, "egress"):
             return flow
-        endpoint = self.endpoint(asking)
+        endpoint = self.endpoint(client_query)
         if endpoint is None:
             return None
-        flow = self._flow(endpoint, asking)
+        flow = self._flow(endpoint, client_query)
         if flow.rules is not None:
             self._flows[key] = flow
         return flow
 
-    def _flow(self, endpoint: Endpoint, asking: Asking) -> QueryFlow:
+    def _flow(self, endpoint: Endpoint, client_query: ClientQuery) -> QueryFlow:
         """Create the flow of a query. Raises OSError."""
-        address, port = asking.server
-        server = text_of(address), asking.protocol, port
+        address, port = client_query.server
+        server = text_of(address), client_query.protocol, port
         if self._rules.changed(endpoint.id):
             self._store.rules_changed(endpoint.id)
         identity = self._ipcache.identity_at(address) or WORLD
-        may = self._rules.of(endpoint.id, identity, asking.protocol, port)
-        if may is None:
-            return QueryFlow(endpoint, None, self._store.might_ask(endpoint.id, server))
-        self._store.asked(endpoint, server, may)
-        return QueryFlow(endpoint, self._policy.computed.direction(endpoint.id, "egress"), may)
+        name_filter = self._rules.of(endpoint.id, identity, client_query.protocol, port)
+        if name_filter is None:
+            return QueryFlow(endpoint, None, self._store.restored_filter(endpoint.id, server))
+        self._store.set_server_filter(endpoint, server, name_filter)
+        return QueryFlow(endpoint, self._policy.computed.direction(endpoint.id, "egress"), name_filter)
 
 
-# Addresses of answers, which are in policy maps before the pod gets the answer.
+# Addresses of answers, which must be in the policy maps before the pod receives the answer.
 
 
 class LearntAddresses:
@@ -266,10 +268,10 @@ class LearntAddresses:
             self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
 
 
-# Queries and answers as events of the monitor.
+# Access log records of queries and answers, as events of the monitor.
 #
-# Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while there are watchers; all
-#         lookups are counted.
+# Source: Cilium 1.17, access log records of its DNS proxy. Records are created only while the monitor has
+#         clients; statistics count every message.
 
 
 class DNSAccessLog:
@@ -293,19 +295,19 @@ class DNSAccessLog:
         self._statistics = statistics
         self._log = log
 
-    def asked(self, exchange: Exchange, verdict: str, code: int = 0) -> None:
+    def log_query(self, exchange: Exchange, verdict: str, code: int = 0) -> None:
         """Log a query with its verdict: Forwarded, Denied or Error; the last two with an RCODE."""
-        statistics = exchange.flow.statistics or self._counted(exchange)
+        statistics = exchange.flow.statistics or self._redirect_statistics(exchange)
         if statistics is not None:
             statistics.requests.count(verdict)
         if self._events.watched:
             record = self._record(exchange, verdict)
             record.code = code
-            self._report(record)
+            self._publish(record)
 
-    def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
+    def log_response(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         """Log the server's answer."""
-        statistics = exchange.flow.statistics or self._counted(exchange)
+        statistics = exchange.flow.statistics or self._redirect_statistics(exchange)
         if statistics is not None:
             statistics.responses.count("Forwarded")
         if not self._events.watched:
@@ -315,28 +317,28 @@ class DNSAccessLog:
         record.source, record.destination = record.destination, record.source
         record.addresses = tuple(map(str, answer.addresses))
         try:
-            record.aliases, record.answer_types = read_rest(data, exchange.query.end)
+            record.aliases, record.answer_types = aliases_and_types(data, exchange.query.end)
         except WireError as error:
             self._log.debug("other records of an answer are not logged", error=str(error))
-        self._report(record)
+        self._publish(record)
 
-    def _counted(self, exchange: Exchange) -> Statistics | None:
-        port, flow = exchange.asking.server[1], exchange.flow
+    def _redirect_statistics(self, exchange: Exchange) -> Statistics | None:
+        port, flow = exchange.client_query.server[1], exchange.flow
         redirect = EndpointRedirect("dns", ingress=False, port=port, proxy_port=self._port.port)
         flow.statistics = self._statistics.redirect(flow.endpoint.id, redirect)
         return flow.statistics
 
-    def _report(self, record: LookupRecord) -> None:
+    def _publish(self, record: LookupRecord) -> None:
         self._events.publish(lookup_sample(record))
 
     def _record(self, exchange: Exchange, verdict: str) -> LookupRecord:
-        asking, query = exchange.asking, exchange.query
+        client_query, query = exchange.client_query, exchange.query
         return LookupRecord(
             answer=False,
             time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-            source=self._party(asking.client, exchange.flow.endpoint),
-            destination=self._party(asking.server, None),
-            protocol=asking.protocol,
+            source=self._party(client_query.client, exchange.flow.endpoint),
+            destination=self._party(client_query.server, None),
+            protocol=client_query.protocol,
             verdict=verdict,
             query=query.name,
             type=query.type,

@@ -62,9 +62,9 @@ class ProxyPort:
 
     async def _choose(self) -> None:
         path = self._agent.state_dir / FILE
-        saved = _saved(path)
+        saved = _saved_ports(path)
         previous = saved[NAME].port if NAME in saved else 0
-        # Not bound to test it: the datapath would deliver queries of pods to that socket.
+        # A known port is not probed by binding it: the datapath would deliver queries of pods to that socket.
         self._port = self._wanted or previous or self._free()
         if previous != self._port:
             saved[NAME] = _Port("dns", ingress=False, port=self._port)
@@ -90,7 +90,7 @@ class ProxyPort:
         return True
 
 
-def _saved(path: Path) -> dict[str, _Port]:
+def _saved_ports(path: Path) -> dict[str, _Port]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Port])
     except (OSError, ValueError):
@@ -100,14 +100,14 @@ def _saved(path: Path) -> dict[str, _Port]:
 # The routing rule and route by which the kernel delivers packets with a proxy's mark locally.
 #
 # Reconciler: a rule and a route for each family, restored when others remove them.
-# Why:        the datapath assigns the socket, but the kernel would forward a packet for another host's
-#             address before it looks at the socket.
+# Why:        the datapath assigns the socket, but without the local route the kernel forwards a packet to
+#             another host's address before it considers the socket.
 # Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.
 
 MARKED: Final = FwmarkRule(mark=0x0200, mask=0x0F00, table=2004, priority=9)
 """The datapath sets this mark; its upper half holds the proxy's port."""
 
-_RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
+_RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # RTMGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE; RTNLGRP_IPV6_RULE
 _RTM_DELROUTE, _RTM_DELRULE = 25, 33
 _TABLE_AT, _LARGE_TABLE = 20, 252
 _REMOVED: Final = message_filter(
@@ -118,7 +118,7 @@ _REMOVED: Final = message_filter(
 
 
 class ProxyRoutes:
-    """Reconciles the rule and the route of local delivery; there() waits until they exist."""
+    """Reconciles the rule and the route of local delivery; installed() waits until they exist."""
 
     port: ProxyPort
     """The DNS proxy's."""
@@ -130,30 +130,30 @@ class ProxyRoutes:
         """The DNS proxy's port."""
         self.enabled = l7.enabled
         """Whether the proxy runs; otherwise the rule and route of a previous agent are removed."""
-        self._there = anyio.Event()
+        self._installed = anyio.Event()
         if self.enabled:
-            jobs.observe("keep routes", self._hints, self._keep)
+            jobs.observe("keep routes", self._deletions, self._reconcile)
         else:
             jobs.one_shot("remove routes", self._remove)
 
-    async def there(self) -> None:
+    async def installed(self) -> None:
         """Wait until rules and routes exist."""
-        await self._there.wait()
+        await self._installed.wait()
 
-    async def _hints(self) -> AsyncIterator[None]:
+    async def _deletions(self) -> AsyncIterator[None]:
         async for hint in notifications(_RTMGRP, _REMOVED):
             yield hint
 
-    async def _keep(self, _: None) -> None:
+    async def _reconcile(self, _: None) -> None:
         """Install rules and routes. Raises OSError."""
         await to_thread.run_sync(add_local_delivery, MARKED, self.port.families)
-        self._there.set()
+        self._installed.set()
 
     async def _remove(self) -> None:
         await to_thread.run_sync(remove_local_delivery, MARKED, (socket.AF_INET, socket.AF_INET6))
 
 
-# Proxies that send with pods' addresses: programs of devices deliver the answers to them.
+# Proxies that send with pods' addresses; devices' programs deliver the answers to them.
 
 
 class TransparentProxy(msgspec.Struct, frozen=True):
@@ -178,8 +178,8 @@ class QuerySource:
         l7: L7Proxy,
     ) -> None:
         wanted = settings.dnsproxy_enable_transparent_mode
-        asked = all(mode.own_links for mode in modes) if wanted is None else wanted
-        self.transparent = asked and l7.enabled
+        transparent = all(mode.own_links for mode in modes) if wanted is None else wanted
+        self.transparent = transparent and l7.enabled
         """Whether queries have the pod's address and port as source."""
         self._proxies = proxies
 

@@ -28,17 +28,24 @@ from cells.proxy.dns.exchange import (
     TCP,
     TIMEOUT,
     UDP,
-    Asking,
-    Awaited,
+    ClientQuery,
     Counts,
     DNSAccessLog,
     Exchange,
     LearntAddresses,
+    PendingQuery,
     QueryPolicy,
     QueryVerdict,
 )
 from cells.proxy.dns.port import ProxyRoutes, QuerySource
-from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, closed, message
+from cells.proxy.dns.servers import (
+    TIMEOUT_SECONDS,
+    NodeSockets,
+    PodSockets,
+    ServerConnection,
+    close_connection,
+    read_message,
+)
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
     Address,
@@ -53,27 +60,27 @@ from cells.proxy.dns.wire import (
     DNSQuery,
     WireError,
     error_response,
+    parsed_part,
     read_answer,
     read_query,
     refusal,
-    rewritten,
+    sanitized_query,
     truncated,
     udp_size,
-    without_rest,
-    written_out,
+    uncompressed,
 )
 from lifecycle import Jobs, Logger
 
-AT_ONCE: Final = 32
+DATAGRAMS_PER_CALLBACK: Final = 32
 """Datagrams read per callback of the event loop: about 3 ms."""
 LARGEST: Final = 65535
-RULES_PATIENCE: Final = 5.0
+RULES_TIMEOUT: Final = 5.0
 """Seconds that a query waits for the rules after a restart; its client then retries."""
-CONNECTIONS: Final = 1024
+MAX_CONNECTIONS: Final = 1024
 """Maximum number of TCP connections; further ones wait to be accepted."""
-CONNECTIONS_OF_ONE: Final = 128
+MAX_CONNECTIONS_PER_POD: Final = 128
 """Maximum number of TCP connections of one pod; further ones are closed."""
-QUERIES_OF_ONE: Final = 4096
+MAX_QUERIES_PER_POD: Final = 4096
 """Maximum number of pending UDP queries of one pod; further ones get SERVFAIL. Each may use a socket."""
 
 
@@ -102,37 +109,37 @@ class DNSProxy:
         self._routes = routes
         self._access_log = access_log
         self._log = log
-        self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
+        self._reject_code = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
         limit = settings.dnsproxy_concurrency_limit
         self._slots = anyio.Semaphore(limit, fast_acquire=True) if limit else None
         """Limits the queries that wait for their servers; None: unlimited."""
-        self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
-        self._answers: dict[int, UDPAnswers] = {}
-        self._connections = Counter[IPAddress]()
+        self._grace_period = float(settings.dnsproxy_concurrency_processing_grace_period)
+        self._udp_answers: dict[int, UDPAnswers] = {}
+        self._connections_by_client = Counter[IPAddress]()
         """Number of open TCP connections by client."""
-        self._waiting: dict[Exchange, None] = {}
+        self._pending: dict[Exchange, None] = {}
         """UDP exchanges without an answer yet."""
-        self._of_endpoint = Counter[int]()
+        self._pending_by_endpoint = Counter[int]()
         """Number of exchanges by endpoint that wait for their server or for a slot."""
         if routes.enabled:
             jobs.one_shot("serve", self._serve)
 
     async def _serve(self) -> None:
         """Serve until cancelled. Raises OSError; the job retries."""
-        await self._routes.there()  # else the kernel would forward packets that are for the sockets
+        await self._routes.installed()  # without the route the kernel forwards redirected packets
         loop = asyncio.get_running_loop()
         open_sockets: list[socket.socket] = []
         try:
-            self._upstream, self._in_name = Upstream(loop), PodSockets(loop)
+            self._node_sockets, self._pod_sockets = NodeSockets(loop), PodSockets(loop)
             async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self._give_up)
-                self._free = anyio.Semaphore(CONNECTIONS)
-                self._connections.clear()
+                self._tasks.start_soon(self._expire_exchanges)
+                self._connection_slots = anyio.Semaphore(MAX_CONNECTIONS)
+                self._connections_by_client.clear()
                 for family in self._port.families:
-                    self._answers[4 if family == socket.AF_INET else 6] = UDPAnswers(family)
+                    self._udp_answers[4 if family == socket.AF_INET else 6] = UDPAnswers(family)
                 for family in self._port.families:
                     open_sockets.append(udp_listener(family, self._port.port))
-                    loop.add_reader(open_sockets[-1], self._datagrams, open_sockets[-1])
+                    loop.add_reader(open_sockets[-1], self._read_datagrams, open_sockets[-1])
                     open_sockets.append(tcp_listener(family, self._port.port))
                     self._tasks.start_soon(self._accept, open_sockets[-1])
                 self._log.info("the DNS proxy is serving", port=self._port.port)
@@ -141,19 +148,20 @@ class DNSProxy:
             for one in open_sockets:
                 loop.remove_reader(one)
                 one.close()
-            for exchange in list(self._waiting):
-                self._end(exchange)
-            self._upstream.close()
-            self._in_name.close()
-            for answers in self._answers.values():
+            for exchange in list(self._pending):
+                self._finish(exchange)
+            self._node_sockets.close()
+            self._pod_sockets.close()
+            for answers in self._udp_answers.values():
                 answers.close()
-            self._answers.clear()
+            self._udp_answers.clear()
 
-    # UDP: a query has no task unless it has to wait
+    # UDP: queries are handled in callbacks; only those that wait for rules, slots or maps have a task
 
-    def _datagrams(self, listener: socket.socket) -> None:
-        # With no exchange waiting there is mostly one datagram; a second recvmsg() costs more than a call.
-        for _ in range(AT_ONCE if self._waiting else 1):
+    def _read_datagrams(self, listener: socket.socket) -> None:
+        # Without pending exchanges there is usually one datagram, and a second recvmsg() costs more than a
+        # callback.
+        for _ in range(DATAGRAMS_PER_CALLBACK if self._pending else 1):
             try:
                 data, ancillary, _, sender = listener.recvmsg(LARGEST, 256)
             except (BlockingIOError, InterruptedError):
@@ -161,69 +169,69 @@ class DNSProxy:
             server = original_destination(ancillary)
             if server is not None:
                 self._counts.l7["received"] += 1
-                asking = Asking(data, (_address(sender[0]), sender[1]), server, UDP)
-                self._received(asking, time.perf_counter())
+                client_query = ClientQuery(data, (_address(sender[0]), sender[1]), server, UDP)
+                self._receive(client_query, time.perf_counter())
 
-    def _received(self, asking: Asking, began: float) -> None:
-        found = self._checked(asking, began)
+    def _receive(self, client_query: ClientQuery, began: float) -> None:
+        found = self._check(client_query, began)
         if found is None:
             return
         if isinstance(found, bytes):
-            self._send(asking, found)
+            self._send(client_query, found)
         elif found.verdict is QueryVerdict.REFUSE:
-            self._send(asking, refusal(asking.data, found.query.end, self._refused))
-            self._refuse(found)
+            self._send(client_query, refusal(client_query.data, found.query.end, self._reject_code))
+            self._log_denied(found)
         elif found.verdict is QueryVerdict.WAIT:
-            self._tasks.start_soon(self._once_known, asking, began)
-        elif self._of_endpoint[found.flow.endpoint.id] >= QUERIES_OF_ONE:
-            self._send(asking, self._reject(found))
-        elif self._has_slot():
+            self._tasks.start_soon(self._receive_when_rules_known, client_query, began)
+        elif self._pending_by_endpoint[found.flow.endpoint.id] >= MAX_QUERIES_PER_POD:
+            self._send(client_query, self._reject(found))
+        elif self._try_acquire_slot():
             self._forward(found)
-        elif self._patience:
-            self._tasks.start_soon(self._later, found)
+        elif self._grace_period:
+            self._tasks.start_soon(self._forward_when_slot_free, found)
         else:
-            self._send(asking, self._reject(found))
+            self._send(client_query, self._reject(found))
 
-    def _checked(self, asking: Asking, began: float) -> Exchange | bytes | None:
+    def _check(self, client_query: ClientQuery, began: float) -> Exchange | bytes | None:
         """Return a query with its verdict; bytes answer an invalid one, None leaves it unanswered."""
         try:
-            query = read_query(asking.data)
-            asked = rewritten(asking.data, query)
+            query = read_query(client_query.data)
+            forwarded = sanitized_query(client_query.data, query)
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
             self._log.debug(
-                "request of a pod is not a DNS query", pod=str(asking.client[0]), error=str(error)
+                "request of a pod is not a DNS query", pod=str(client_query.client[0]), error=str(error)
             )
-            return error_response(asking.data)
+            return error_response(client_query.data)
         try:
-            flow = self._policy.flow(asking)
+            flow = self._policy.flow(client_query)
         except OSError as error:
             self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
         if flow is None:
             return None
         self._source.announce()
-        return Exchange(asking, asked, query, flow, began)
+        return Exchange(client_query, forwarded, query, flow, began)
 
-    def _refuse(self, exchange: Exchange) -> None:
+    def _log_denied(self, exchange: Exchange) -> None:
         """Count and log a query that policy denies."""
         self._counts.l7["denied"] += 1
-        self._access_log.asked(exchange, "Denied", self._refused)
+        self._access_log.log_query(exchange, "Denied", self._reject_code)
 
-    def _let_through(self, exchange: Exchange) -> None:
+    def _log_forwarded(self, exchange: Exchange) -> None:
         """Count and log a query that is forwarded to its server."""
         self._counts.l7["forwarded"] += 1
-        self._access_log.asked(exchange, "Forwarded")
+        self._access_log.log_query(exchange, "Forwarded")
 
     def _reject(self, exchange: Exchange) -> bytes:
         """Count and log a query above the limit of pending queries; return its answer."""
         self._counts.rejected += 1
         exchange.admitted = time.perf_counter()
         exchange.count(self._counts, FAILED)
-        self._access_log.asked(exchange, "Error", SERVFAIL)
-        return refusal(exchange.asking.data, exchange.query.end, SERVFAIL)
+        self._access_log.log_query(exchange, "Error", SERVFAIL)
+        return refusal(exchange.client_query.data, exchange.query.end, SERVFAIL)
 
-    def _has_slot(self) -> bool:
+    def _try_acquire_slot(self) -> bool:
         """Acquire a slot of dnsproxy-concurrency-limit without waiting; return whether one was free."""
         try:
             if self._slots is not None:
@@ -232,75 +240,75 @@ class DNSProxy:
             return False
         return True
 
-    async def _slot_comes(self, exchange: Exchange) -> bool:
+    async def _wait_for_slot(self, exchange: Exchange) -> bool:
         """Wait for a slot during the grace period; return whether one was acquired."""
         if self._slots is not None:
-            with anyio.move_on_after(self._patience):
+            with anyio.move_on_after(self._grace_period):
                 await self._slots.acquire()
                 exchange.admitted = time.perf_counter()
                 return True
         return False
 
-    async def _later(self, exchange: Exchange) -> None:
+    async def _forward_when_slot_free(self, exchange: Exchange) -> None:
         number = exchange.flow.endpoint.id
-        self._of_endpoint[number] += 1
+        self._pending_by_endpoint[number] += 1
         try:
-            found = await self._slot_comes(exchange)
+            found = await self._wait_for_slot(exchange)
         finally:
-            self._of_endpoint[number] -= 1
+            self._pending_by_endpoint[number] -= 1
         if found:
             self._forward(exchange)
         else:
-            self._send(exchange.asking, self._reject(exchange))
+            self._send(exchange.client_query, self._reject(exchange))
 
-    async def _once_known(self, asking: Asking, began: float) -> None:
-        with anyio.move_on_after(RULES_PATIENCE):
+    async def _receive_when_rules_known(self, client_query: ClientQuery, began: float) -> None:
+        with anyio.move_on_after(RULES_TIMEOUT):
             await self._policy.known()
-            self._received(asking, began)
+            self._receive(client_query, began)
 
     def _forward(self, exchange: Exchange) -> None:
-        self._waiting[exchange] = None
-        self._of_endpoint[exchange.flow.endpoint.id] += 1
+        self._pending[exchange] = None
+        self._pending_by_endpoint[exchange.flow.endpoint.id] += 1
         failure: OSError | None = None
         try:
-            exchange.awaited = self._ask(exchange)
+            exchange.pending = self._send_query(exchange)
         except OSError as error:
             failure = error
-        self._let_through(exchange)  # while the server answers
+        self._log_forwarded(exchange)  # not before: the server answers meanwhile
         if failure is not None:
             self._fail(exchange, failure)
 
-    def _ask(self, exchange: Exchange) -> Awaited:
+    def _send_query(self, exchange: Exchange) -> PendingQuery:
         """Send the query to its server, from the pod's address if possible. Raises OSError."""
-        _, client, server, _ = exchange.asking
-        data, identity = exchange.asked, exchange.flow.endpoint.identity
-        on_reply = partial(self._replied, exchange)
+        _, client, server, _ = exchange.client_query
+        data, identity = exchange.forwarded, exchange.flow.endpoint.identity
+        on_reply = partial(self._handle_reply, exchange)
         if self._source.transparent:
             try:
-                return self._in_name.ask(client, server, identity, data, on_reply)
+                return self._pod_sockets.send(client, server, identity, data, on_reply)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        return self._upstream.ask(server, identity, data, on_reply)
+        return self._node_sockets.send(server, identity, data, on_reply)
 
-    def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
+    def _handle_reply(self, exchange: Exchange, data: bytes | OSError) -> bool:
         """Handle a datagram or an error from the server's socket; return whether the exchange ended."""
         if isinstance(data, OSError):
             self._fail(exchange, data)
             return True
-        if data[:2] != exchange.asking.data[:2]:
-            return False  # a guess: the answer of an attacker must not end the query
+        if data[:2] != exchange.client_query.data[:2]:
+            return False  # spoofed: an attacker's answer must not end the query
         try:
             answer = read_answer(data)
         except WireError as error:
             self._fail(exchange, error)
             return True
         if not answer.is_to(exchange.query):
-            return False  # another query's, or a guess: the server's own is still to come
+            return False  # of another query, or spoofed: keep waiting
         exchange.replied = time.perf_counter()
-        exchange.awaited = None
-        self._end(exchange)
-        data = without_rest(data, answer)
+        exchange.pending = None
+        self._finish(exchange)
+        data = parsed_part(data, answer)
         if self._learnt.learn(exchange.flow.endpoint, answer):
             self._release(exchange, answer, data)
         else:
@@ -313,98 +321,98 @@ class DNSProxy:
 
     def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         try:
-            self._send(exchange.asking, self._written(exchange, data))
+            self._send(exchange.client_query, self._encoded_answer(exchange, data))
         except WireError as error:
             self._log.debug("an answer could not be written", error=str(error))
-        exchange.count(self._counts)  # while the pod reads it
-        self._access_log.answered(exchange, answer, data)
+        exchange.count(self._counts)  # after the answer was sent, to add no latency
+        self._access_log.log_response(exchange, answer, data)
 
-    def _written(self, exchange: Exchange, data: bytes) -> bytes:
+    def _encoded_answer(self, exchange: Exchange, data: bytes) -> bytes:
         """Return the answer in the form that pods receive."""
         if self._settings.tofqdns_enable_dns_compression:
             return data
-        whole = written_out(data)
-        asking, end = exchange.asking, exchange.query.end
-        too_long = asking.protocol == UDP and len(whole) > udp_size(asking.data, end)
+        whole = uncompressed(data)
+        client_query, end = exchange.client_query, exchange.query.end
+        too_long = client_query.protocol == UDP and len(whole) > udp_size(client_query.data, end)
         return truncated(whole, end) if too_long else whole
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Answer SERVFAIL: the server is unreachable, or its answer is malformed."""
-        self._end(exchange)
+        self._finish(exchange)
         exchange.count(self._counts, FAILED)
-        asking = exchange.asking
-        self._access_log.asked(exchange, "Error", SERVFAIL)
-        self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
-        self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
+        client_query = exchange.client_query
+        self._access_log.log_query(exchange, "Error", SERVFAIL)
+        self._log.debug("a DNS server failed", server=str(client_query.server[0]), error=str(error))
+        self._send(client_query, refusal(client_query.data, exchange.query.end, SERVFAIL))
 
-    def _end(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: Exchange) -> None:
         """Stop waiting for the server, and release the slot."""
-        if exchange not in self._waiting:
+        if exchange not in self._pending:
             return
-        del self._waiting[exchange]
-        self._of_endpoint[exchange.flow.endpoint.id] -= 1
-        if exchange.awaited is not None:
-            exchange.awaited.give_up()
+        del self._pending[exchange]
+        self._pending_by_endpoint[exchange.flow.endpoint.id] -= 1
+        if exchange.pending is not None:
+            exchange.pending.cancel()
         self._release_slot()
 
-    async def _give_up(self) -> None:
+    async def _expire_exchanges(self) -> None:
         """Periodically end exchanges without an answer within PATIENCE."""
         while True:
             await anyio.sleep(1.0)
-            since = time.perf_counter() - PATIENCE
-            for exchange in [one for one in self._waiting if one.admitted < since]:
-                self._end(exchange)
+            since = time.perf_counter() - TIMEOUT_SECONDS
+            for exchange in [one for one in self._pending if one.admitted < since]:
+                self._finish(exchange)
                 exchange.count(self._counts, TIMEOUT)
 
     def _release_slot(self) -> None:
         if self._slots is not None:
             self._slots.release()
 
-    def _send(self, asking: Asking, data: bytes) -> None:
-        answers = self._answers.get(asking.client[0].version)
+    def _send(self, client_query: ClientQuery, data: bytes) -> None:
+        answers = self._udp_answers.get(client_query.client[0].version)
         try:
             if answers is not None:
-                answers.send(data, asking.server, asking.client)
-        except OSError as error:  # a pod that no longer exists; or it asks again
-            self._log.debug("an answer could not be sent", pod=str(asking.client[0]), error=str(error))
+                answers.send(data, client_query.server, client_query.client)
+        except OSError as error:  # the pod was deleted, or its resolver retries
+            self._log.debug("an answer could not be sent", pod=str(client_query.client[0]), error=str(error))
 
-    # TCP: a task for each connection, one query after another
+    # TCP: a task for each connection, which handles its queries one after another
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._free.acquire()
+            await self._connection_slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(listener)
             except BaseException:
-                self._free.release()
+                self._connection_slots.release()
                 raise
-            self._tasks.start_soon(self._converse, connection)
+            self._tasks.start_soon(self._serve_connection, connection)
 
-    async def _converse(self, connection: socket.socket) -> None:
+    async def _serve_connection(self, connection: socket.socket) -> None:
         try:
             client, server = connection.getpeername(), connection.getsockname()
             ends = (ip_address(client[0]), client[1]), (ip_address(server[0]), server[1])
             reader, writer = await asyncio.open_connection(sock=connection)
         except OSError:
             connection.close()
-            self._free.release()
+            self._connection_slots.release()
             return
         pod = ends[0][0]
-        self._connections[pod] += 1
+        self._connections_by_client[pod] += 1
         try:
             try:
-                if self._connections[pod] <= CONNECTIONS_OF_ONE:
+                if self._connections_by_client[pod] <= MAX_CONNECTIONS_PER_POD:
                     await self._answer_all(ends, reader, writer)
             finally:
-                await closed(writer)
+                await close_connection(writer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self._log.debug("a connection to the DNS proxy ended", error=str(error))
         finally:
-            self._connections[pod] -= 1
-            if not self._connections[pod]:
-                del self._connections[pod]
-            self._free.release()
+            self._connections_by_client[pod] -= 1
+            if not self._connections_by_client[pod]:
+                del self._connections_by_client[pod]
+            self._connection_slots.release()
 
     async def _answer_all(
         self, ends: tuple[Address, Address], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -412,72 +420,72 @@ class DNSProxy:
         """Raises OSError, IncompleteReadError, TimeoutError."""
         to_server: ServerConnection | None = None
         try:
-            while (data := await message(reader)) is not None:
+            while (data := await read_message(reader)) is not None:
                 self._counts.l7["received"] += 1
-                asking = Asking(data, *ends, TCP)
+                client_query = ClientQuery(data, *ends, TCP)
                 if to_server is None:
-                    to_server = self._to_server(asking)
-                answer = await self._asked_by_tcp(asking, to_server) if to_server is not None else None
+                    to_server = self._server_connection(client_query)
+                answer = await self._answer_tcp(client_query, to_server) if to_server is not None else None
                 if answer is None:
                     return
                 writer.write(len(answer).to_bytes(2, "big") + answer)
-                with anyio.fail_after(PATIENCE):
+                with anyio.fail_after(TIMEOUT_SECONDS):
                     await writer.drain()
         finally:
             if to_server is not None:
                 to_server.close()
 
-    def _to_server(self, asking: Asking) -> ServerConnection | None:
+    def _server_connection(self, client_query: ClientQuery) -> ServerConnection | None:
         """Return a connection to the server; None if no endpoint has the client's address."""
-        endpoint = self._policy.endpoint(asking)
+        endpoint = self._policy.endpoint(client_query)
         if endpoint is None:
             return None
-        client = asking.client if self._source.transparent else None
-        return ServerConnection(asking.server, endpoint.identity, client)
+        client = client_query.client if self._source.transparent else None
+        return ServerConnection(client_query.server, endpoint.identity, client)
 
-    async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
+    async def _answer_tcp(self, client_query: ClientQuery, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
-        found = self._checked(asking, began)
+        found = self._check(client_query, began)
         if isinstance(found, Exchange) and found.verdict is QueryVerdict.WAIT:
-            with anyio.move_on_after(RULES_PATIENCE):
+            with anyio.move_on_after(RULES_TIMEOUT):
                 await self._policy.known()
-            found = self._checked(asking, began)
+            found = self._check(client_query, began)
         if not isinstance(found, Exchange):
             return found
         if found.verdict is QueryVerdict.FORWARD:
-            return await self._forwarded_by_tcp(found, to_server)
+            return await self._forward_tcp(found, to_server)
         if found.verdict is QueryVerdict.REFUSE:
-            self._refuse(found)
-            return refusal(asking.data, found.query.end, self._refused)
+            self._log_denied(found)
+            return refusal(client_query.data, found.query.end, self._reject_code)
         return None
 
-    async def _forwarded_by_tcp(self, exchange: Exchange, to_server: ServerConnection) -> bytes:
-        if not self._has_slot() and not await self._slot_comes(exchange):
+    async def _forward_tcp(self, exchange: Exchange, to_server: ServerConnection) -> bytes:
+        if not self._try_acquire_slot() and not await self._wait_for_slot(exchange):
             return self._reject(exchange)
-        asking, query = exchange.asking, exchange.query
+        client_query, query = exchange.client_query, exchange.query
         try:
-            self._let_through(exchange)
-            with anyio.fail_after(PATIENCE):
-                data = await to_server.ask(exchange.asked)
-            answer = _answer_to(asking.data, query, data)
+            self._log_forwarded(exchange)
+            with anyio.fail_after(TIMEOUT_SECONDS):
+                data = await to_server.exchange(exchange.forwarded)
+            answer = _answer_to(client_query.data, query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
-            to_server.close()  # its own answer may follow, which would be taken for that to the next query
+            to_server.close()  # a late answer would be read as that to the next query
             exchange.count(self._counts, TIMEOUT if isinstance(error, TimeoutError) else FAILED)
-            self._access_log.asked(exchange, "Error", SERVFAIL)
-            self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
-            return refusal(asking.data, query.end, SERVFAIL)
+            self._access_log.log_query(exchange, "Error", SERVFAIL)
+            self._log.debug("a DNS server failed", server=str(client_query.server[0]), error=str(error))
+            return refusal(client_query.data, query.end, SERVFAIL)
         finally:
             self._release_slot()
         exchange.replied = time.perf_counter()
-        data = without_rest(data, answer)
+        data = parsed_part(data, answer)
         if not self._learnt.learn(exchange.flow.endpoint, answer):
             await self._learnt.allowed(answer)
         exchange.count(self._counts)
-        self._access_log.answered(exchange, answer, data)
+        self._access_log.log_response(exchange, answer, data)
         try:
-            return self._written(exchange, data)
+            return self._encoded_answer(exchange, data)
         except WireError:
-            return refusal(asking.data, query.end, SERVFAIL)
+            return refusal(client_query.data, query.end, SERVFAIL)
 
 
 @lru_cache(maxsize=4096)

@@ -15,20 +15,20 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import text_of
-from cells.proxy.dns.sockets import Address, end_at_once, upstream
+from cells.proxy.dns.sockets import Address, query_socket, reset_on_close
 
-# TCP: messages, and the proxy's connection to the server of a pod's connection.
+# TCP: length-prefixed messages, and a connection to the server for each connection of a pod.
 #
 # Source: RFC 1035, section 4.2.2; RFC 7766, section 6.2.
 
-PATIENCE: Final = 10.0
+TIMEOUT_SECONDS: Final = 10.0
 """Timeout in seconds of an answer, and of the next query on a connection."""
-TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+PORT_IN_USE: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 
-async def message(reader: asyncio.StreamReader) -> bytes | None:
+async def read_message(reader: asyncio.StreamReader) -> bytes | None:
     """Read the next message; None at the end, or after PATIENCE. Raises IncompleteReadError."""
-    with anyio.move_on_after(PATIENCE):
+    with anyio.move_on_after(TIMEOUT_SECONDS):
         try:
             size = int.from_bytes(await reader.readexactly(2), "big")
         except asyncio.IncompleteReadError:
@@ -37,10 +37,10 @@ async def message(reader: asyncio.StreamReader) -> bytes | None:
     return None
 
 
-async def closed(writer: asyncio.StreamWriter) -> None:
+async def close_connection(writer: asyncio.StreamWriter) -> None:
     """Close a connection; reset it if the client does not read its remaining answers. Raises OSError."""
     writer.close()
-    with anyio.move_on_after(PATIENCE):
+    with anyio.move_on_after(TIMEOUT_SECONDS):
         await writer.wait_closed()
         return
     connection: socket.socket = writer.get_extra_info("socket")
@@ -59,66 +59,66 @@ class ServerConnection:
         self._server = server
         self._identity = identity
         self._client = client
-        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, data: bytes) -> bytes:
+    async def exchange(self, data: bytes) -> bytes:
         """Send a query and return the server's next message. Raises OSError, EOFError."""
-        used = self._ends is not None
+        reused = self._streams is not None
         try:
-            return await self._asked(data)
+            return await self._exchange(data)
         except (ConnectionError, EOFError):
             self.close()
-            if not used:
+            if not reused:
                 raise
         except BaseException:
-            self.close()  # an answer may come yet, and would be taken for the next one
+            self.close()  # a late answer would be read as that to the next query
             raise
-        return await self._asked(data)  # servers close idle connections
+        return await self._exchange(data)  # servers close idle connections
 
-    async def _asked(self, data: bytes) -> bytes:
-        reader, writer = self._ends = self._ends or await self._connect()
+    async def _exchange(self, data: bytes) -> bytes:
+        reader, writer = self._streams = self._streams or await self._connect()
         writer.write(len(data).to_bytes(2, "big") + data)
-        answer = await message(reader)
+        answer = await read_message(reader)
         if answer is None:
             raise EOFError("the server ended the connection")
         return answer
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
-            return await self._connected(self._client)
+            return await self._open(self._client)
         except OSError as error:
-            if self._client is None or error.errno not in TAKEN:
+            if self._client is None or error.errno not in PORT_IN_USE:
                 raise
-        return await self._connected(None)
+        return await self._open(None)
 
-    async def _connected(self, client: Address | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self, client: Address | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address, port = self._server
-        made = upstream(address.version, self._identity, socket.SOCK_STREAM, client)
+        sock = query_socket(address.version, self._identity, socket.SOCK_STREAM, client)
         try:
             if client is not None:
-                end_at_once(made)
-            await asyncio.get_running_loop().sock_connect(made, (str(address), port))
-            return await asyncio.open_connection(sock=made)
+                reset_on_close(sock)
+            await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
+            return await asyncio.open_connection(sock=sock)
         except BaseException:
-            made.close()
+            sock.close()
             raise
 
     def close(self) -> None:
         """Close the connection, if it is open."""
-        ends, self._ends = self._ends, None
-        if ends is not None:
-            ends[1].close()
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
 
 
-# UDP from the node's address: sockets are reused, one query at a time each.
+# UDP from the node's address: sockets are reused, with one query at a time.
 #
-# Why: making, connecting, watching and closing a socket takes longer than the rest of a query. Each one
-#      serves few queries and short pauses only: an attacker who forges answers must guess its port anew (RFC
-#      5452).
+# Why: creating, connecting, registering and closing a socket takes longer than all other work for a query.
+#      A socket serves few queries and is closed after a short idle time, so that its port stays hard to guess
+#      for an attacker who spoofs answers (RFC 5452).
 
-USES: Final = 64
+MAX_QUERIES: Final = 64
 """Maximum number of queries per socket."""
-IDLE: Final = 2.0
+IDLE_SECONDS: Final = 2.0
 """Seconds after which an idle socket is closed."""
 LARGEST: Final = 65535
 
@@ -131,130 +131,131 @@ OnReply = Callable[[bytes | OSError], bool]
 class ServerSocket:
     """A UDP socket connected to a server, with at most one outstanding query."""
 
-    __slots__ = ("_of", "key", "made", "on_reply", "since", "uses")
+    __slots__ = ("_owner", "idle_since", "key", "on_reply", "sock", "uses")
 
-    def __init__(self, of: Upstream, key: Key, made: socket.socket) -> None:
-        self._of = of
+    def __init__(self, owner: NodeSockets, key: Key, sock: socket.socket) -> None:
+        self._owner = owner
         self.key = key
-        self.made = made
+        self.sock = sock
         self.on_reply: OnReply | None = None
         self.uses = 0
-        self.since = 0.0
+        self.idle_since = 0.0
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the query."""
-        self._of.give_up(self)
+        self._owner.cancel(self)
 
 
-class Upstream:
+class NodeSockets:
     """The UDP sockets with the node's address of one proxy."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._idle: dict[Key, list[ServerSocket]] = {}
         self._all: set[ServerSocket] = set()
-        self._sweep = loop.call_later(IDLE, self._close_idle)
+        self._sweep = loop.call_later(IDLE_SECONDS, self._close_idle)
 
-    def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> ServerSocket:
+    def send(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> ServerSocket:
         """Send a query; call ``on_reply`` with each datagram until it returns True. Raises OSError."""
         key = server, identity
         while idle := self._idle.get(key):
-            line = idle.pop()
+            server_socket = idle.pop()
             try:
-                return self._send(line, data, on_reply)
-            except OSError:  # an ICMP error of an earlier query; another socket has none
+                return self._send_on(server_socket, data, on_reply)
+            except OSError:  # an ICMP error of an earlier query: try another socket
                 continue
-        return self._send(self._connected(key), data, on_reply)
+        return self._send_on(self._open(key), data, on_reply)
 
-    def _send(self, line: ServerSocket, data: bytes, on_reply: OnReply) -> ServerSocket:
-        line.on_reply = on_reply
-        line.uses += 1
+    def _send_on(self, server_socket: ServerSocket, data: bytes, on_reply: OnReply) -> ServerSocket:
+        server_socket.on_reply = on_reply
+        server_socket.uses += 1
         try:
-            line.made.send(data)
+            server_socket.sock.send(data)
         except OSError:
-            self._close(line)
+            self._close(server_socket)
             raise
-        return line
+        return server_socket
 
-    def give_up(self, line: ServerSocket) -> None:
+    def cancel(self, server_socket: ServerSocket) -> None:
         """Cancel a query; its socket is closed, so a late answer is dropped."""
-        line.on_reply = None
-        self._close(line)
+        server_socket.on_reply = None
+        self._close(server_socket)
 
     def close(self) -> None:
         """Close all sockets."""
         self._sweep.cancel()
-        for line in list(self._all):
-            self._close(line)
+        for server_socket in list(self._all):
+            self._close(server_socket)
 
-    def _connected(self, key: Key) -> ServerSocket:
+    def _open(self, key: Key) -> ServerSocket:
         (address, port), identity = key
-        made = upstream(address.version, identity, socket.SOCK_DGRAM)
+        sock = query_socket(address.version, identity, socket.SOCK_DGRAM)
         try:
-            made.connect((str(address), port))
+            sock.connect((str(address), port))
         except OSError:
-            made.close()
+            sock.close()
             raise
-        line = ServerSocket(self, key, made)
-        self._all.add(line)
-        self._loop.add_reader(made, self._ready, line)
-        return line
+        server_socket = ServerSocket(self, key, sock)
+        self._all.add(server_socket)
+        self._loop.add_reader(sock, self._ready, server_socket)
+        return server_socket
 
-    def _ready(self, line: ServerSocket) -> None:
-        if line not in self._all:
+    def _ready(self, server_socket: ServerSocket) -> None:
+        if server_socket not in self._all:
             return
         received: bytes | OSError
         try:
-            received = line.made.recv(LARGEST)
+            received = server_socket.sock.recv(LARGEST)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             received = error
-        on_reply = line.on_reply
+        on_reply = server_socket.on_reply
         if on_reply is None:  # a late answer
             if isinstance(received, OSError):
-                self._close(line)
+                self._close(server_socket)
             return
         if not on_reply(received):
             return
-        line.on_reply = None
-        if line not in self._all:
+        server_socket.on_reply = None
+        if server_socket not in self._all:
             return
-        if isinstance(received, OSError) or line.uses >= USES:
-            self._close(line)
+        if isinstance(received, OSError) or server_socket.uses >= MAX_QUERIES:
+            self._close(server_socket)
             return
-        line.since = self._loop.time()
-        self._idle.setdefault(line.key, []).append(line)
+        server_socket.idle_since = self._loop.time()
+        self._idle.setdefault(server_socket.key, []).append(server_socket)
 
-    def _close(self, line: ServerSocket) -> None:
-        if line not in self._all:
+    def _close(self, server_socket: ServerSocket) -> None:
+        if server_socket not in self._all:
             return
-        self._all.discard(line)
-        idle = self._idle.get(line.key)
-        if idle is not None and line in idle:
-            idle.remove(line)
-        self._loop.remove_reader(line.made)
-        line.made.close()
+        self._all.discard(server_socket)
+        idle = self._idle.get(server_socket.key)
+        if idle is not None and server_socket in idle:
+            idle.remove(server_socket)
+        self._loop.remove_reader(server_socket.sock)
+        server_socket.sock.close()
 
     def _close_idle(self) -> None:
-        since = self._loop.time() - IDLE
+        since = self._loop.time() - IDLE_SECONDS
         for key, idle in list(self._idle.items()):
-            for line in [one for one in idle if one.since < since]:
-                self._close(line)
+            for server_socket in [one for one in idle if one.idle_since < since]:
+                self._close(server_socket)
             if not idle:
                 del self._idle[key]
-        self._sweep = self._loop.call_later(IDLE, self._close_idle)
+        self._sweep = self._loop.call_later(IDLE_SECONDS, self._close_idle)
 
 
 # UDP from the pod's address: the socket is bound to the address and port of the query.
 #
-# Why:    the server and policies of other nodes see the pod. The datapath delivers answers to this socket
-#         while it exists, else to the pod.
+# Why:    servers and the policies of other nodes see the pod's address. The datapath delivers answers to this
+#         socket while it exists, otherwise to the pod.
 # Source: ip(7) IP_TRANSPARENT; Cilium 1.17, dnsproxy-enable-transparent-mode.
 #
-# A resolver asks for A and AAAA from one port, so a socket has several queries; it is closed with the last.
+# Resolvers send A and AAAA queries from one port, so a socket may have several pending queries. It is closed
+# with the last one.
 
-AT_ONCE: Final = 64
+SOCKETS_PER_CALLBACK: Final = 64
 """Sockets read per callback of the event loop."""
 
 Query = tuple[str, int, bytes]
@@ -264,65 +265,65 @@ Query = tuple[str, int, bytes]
 class PodSocket:
     """A UDP socket bound to a pod's address and port."""
 
-    def __init__(self, of: PodSockets, key: Address, identity: int) -> None:
-        self._of = of
+    def __init__(self, owner: PodSockets, key: Address, identity: int) -> None:
+        self._owner = owner
         self.key = key
-        self._waiting: dict[Query, list[OnReply]] = {}
-        self.made = upstream(key[0].version, identity, socket.SOCK_DGRAM, key)
+        self._pending: dict[Query, list[OnReply]] = {}
+        self.sock = query_socket(key[0].version, identity, socket.SOCK_DGRAM, key)
 
     @property
-    def waits(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether any query is pending."""
-        return bool(self._waiting)
+        return bool(self._pending)
 
-    def ask(self, server: Address, data: bytes, on_reply: OnReply) -> Waiting:
+    def send(self, server: Address, data: bytes, on_reply: OnReply) -> PodQuery:
         """Send a query. Raises OSError."""
         to = text_of(server[0]), server[1]
-        self.made.sendto(data, to)
+        self.sock.sendto(data, to)
         query = (*to, data[:2])
-        waiting = self._waiting.get(query)
-        if waiting is None:
-            self._waiting[query] = [on_reply]
+        pending = self._pending.get(query)
+        if pending is None:
+            self._pending[query] = [on_reply]
         else:
-            waiting.append(on_reply)
-        return Waiting(self, query, on_reply)
+            pending.append(on_reply)
+        return PodQuery(self, query, on_reply)
 
     def received(self) -> None:
         """Read a datagram, and pass it to the queries to its server with its ID."""
         try:
-            data, sender = self.made.recvfrom(LARGEST)
-        except OSError:  # an ICMP error, which reaches the pod, too
+            data, sender = self.sock.recvfrom(LARGEST)
+        except OSError:  # an ICMP error, which the pod receives, too
             return
         query = _canonical(sender[0]), sender[1], data[:2]
-        for on_reply in self._waiting.get(query, ()):
+        for on_reply in self._pending.get(query, ()):
             if on_reply(data):
-                self.forget(query, on_reply)
+                self.remove(query, on_reply)
                 return
 
-    def forget(self, query: Query, on_reply: OnReply) -> None:
+    def remove(self, query: Query, on_reply: OnReply) -> None:
         """Remove a query; the last one closes the socket."""
-        waiting = self._waiting.get(query, [])
-        if on_reply in waiting:
-            waiting.remove(on_reply)
-        if not waiting:
-            self._waiting.pop(query, None)
-        if not self._waiting:
-            self._of.close_one(self)
+        pending = self._pending.get(query, [])
+        if on_reply in pending:
+            pending.remove(on_reply)
+        if not pending:
+            self._pending.pop(query, None)
+        if not self._pending:
+            self._owner.close_socket(self)
 
 
-class Waiting:
+class PodQuery:
     """A pending query of a PodSocket."""
 
-    __slots__ = ("_made", "_on_reply", "_query")
+    __slots__ = ("_on_reply", "_query", "_socket")
 
-    def __init__(self, made: PodSocket, query: Query, on_reply: OnReply) -> None:
-        self._made = made
+    def __init__(self, sock: PodSocket, query: Query, on_reply: OnReply) -> None:
+        self._socket = sock
         self._query = query
         self._on_reply = on_reply
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the query."""
-        self._made.forget(self._query, self._on_reply)
+        self._socket.remove(self._query, self._on_reply)
 
 
 class PodSockets:
@@ -332,38 +333,40 @@ class PodSockets:
         self._loop = loop
         self._all: dict[Address, PodSocket] = {}
         self._by_descriptor: dict[int, PodSocket] = {}
-        # An epoll of our own, which the loop watches: add_reader() of each socket costs more than a query.
-        self._ready = select.epoll()
-        loop.add_reader(self._ready, self._received)
+        # A nested epoll instance: add_reader() for each socket would cost more than the query.
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll, self._received)
 
-    def ask(self, client: Address, server: Address, identity: int, data: bytes, on_reply: OnReply) -> Waiting:
+    def send(
+        self, client: Address, server: Address, identity: int, data: bytes, on_reply: OnReply
+    ) -> PodQuery:
         """Send a client's query; call ``on_reply`` with each datagram until it returns True.
 
         Raises OSError: EADDRINUSE if a process of the node has bound the port on the wildcard address.
         """
-        made = self._all.get(client)
-        if made is None:
-            made = self._all[client] = PodSocket(self, client, identity)
-            self._by_descriptor[made.made.fileno()] = made
-            self._ready.register(made.made, select.EPOLLIN)
+        sock = self._all.get(client)
+        if sock is None:
+            sock = self._all[client] = PodSocket(self, client, identity)
+            self._by_descriptor[sock.sock.fileno()] = sock
+            self._epoll.register(sock.sock, select.EPOLLIN)
         try:
-            return made.ask(server, data, on_reply)
+            return sock.send(server, data, on_reply)
         except OSError:
-            if not made.waits:
-                self.close_one(made)
+            if not sock.is_pending:
+                self.close_socket(sock)
             raise
 
-    def close_one(self, one: PodSocket) -> None:
+    def close_socket(self, one: PodSocket) -> None:
         """Close a socket."""
         if self._all.get(one.key) is one:
-            del self._all[one.key], self._by_descriptor[one.made.fileno()]
-            one.made.close()  # and is watched no more
+            del self._all[one.key], self._by_descriptor[one.sock.fileno()]
+            one.sock.close()  # this also removes it from the epoll instance
 
     def _received(self) -> None:
         if len(self._by_descriptor) == 1:
             (only,) = self._by_descriptor.values()
             return only.received()
-        for descriptor, _ in self._ready.poll(0, AT_ONCE):
+        for descriptor, _ in self._epoll.poll(0, SOCKETS_PER_CALLBACK):
             one = self._by_descriptor.get(descriptor)
             if one is not None:
                 one.received()
@@ -372,9 +375,9 @@ class PodSockets:
     def close(self) -> None:
         """Close all sockets."""
         for one in list(self._all.values()):
-            self.close_one(one)
-        self._loop.remove_reader(self._ready)
-        self._ready.close()
+            self.close_socket(one)
+        self._loop.remove_reader(self._epoll)
+        self._epoll.close()
 
 
 @lru_cache(maxsize=1024)

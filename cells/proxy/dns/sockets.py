@@ -33,7 +33,7 @@ _PSEUDO4 = struct.Struct(">4s4sHHHHHH")
 """The pseudo header of the UDP checksum and the UDP header (RFC 768)."""
 _ANY4: Final = bytes(4)
 _LARGEST: Final = 65535 - 8 - 40
-BUFFER: Final = 4 << 20
+BUFFER_SIZE: Final = 4 << 20
 """Size of socket buffers in bytes; larger than net.core.rmem_max and wmem_max on most nodes."""
 EGRESS_PROXY: Final = 0x0B00
 """Mark of packets that a proxy sends; the upper half holds the pod's identity."""
@@ -50,7 +50,7 @@ def udp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IP, _IP_RECVORIGDSTADDR, 1)
         else:
             listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVORIGDSTADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER_SIZE)
         listener.bind((loopback(family), port))
     except BaseException:
         listener.close()
@@ -63,7 +63,7 @@ def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
     listener = _listener(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _mark(listener, EGRESS_PROXY)  # and so what it accepts
+        _mark(listener, EGRESS_PROXY)  # accepted sockets inherit it
         listener.bind((loopback(family), port))
         listener.listen(1024)
     except BaseException:
@@ -78,27 +78,27 @@ def loopback(family: socket.AddressFamily) -> str:
 
 
 def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.socket:
-    made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        _make_transparent(made, family)
+        _make_transparent(sock, family)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     except BaseException:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock
 
 
-def _mark(made: socket.socket, mark: int) -> None:
+def _mark(sock: socket.socket, mark: int) -> None:
     """Set the mark of a socket; setsockopt() takes it as a signed number."""
-    made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark - (mark >> 31 << 32))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark - (mark >> 31 << 32))
 
 
-def _make_transparent(made: socket.socket, family: socket.AddressFamily) -> None:
+def _make_transparent(sock: socket.socket, family: socket.AddressFamily) -> None:
     if family == socket.AF_INET:
-        made.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
+        sock.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
     else:
-        made.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
 
 
 def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
@@ -124,10 +124,10 @@ class UDPAnswers:
         kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         self._socket = socket.socket(family, kind, socket.IPPROTO_UDP)
         try:
-            _take_nothing(self._socket)
+            _drop_received(self._socket)
             _make_transparent(self._socket, family)
             _mark(self._socket, EGRESS_PROXY)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, BUFFER)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, BUFFER_SIZE)
             if family == socket.AF_INET6:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, 6)
         except BaseException:
@@ -161,18 +161,18 @@ def _checksum(data: bytes) -> int:
     """Return the UDP checksum (RFC 1071); never 0, which means no checksum."""
     if len(data) % 2:
         data += b"\0"
-    # The sum of all words with its carries is, modulo 0xFFFF, the whole as one number: 2**16 is 1 there.
+    # The ones' complement sum of 16-bit words is the whole number modulo 0xFFFF, since 2**16 is 1 there.
     return ~(int.from_bytes(data, "big") % 0xFFFF) & 0xFFFF
 
 
-def _take_nothing(made: socket.socket) -> None:
+def _drop_received(sock: socket.socket) -> None:
     """Attach a filter that drops all packets: a raw socket would get a copy of each UDP datagram."""
     code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
     program = struct.pack("@HP", 1, ctypes.addressof(code))
-    made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-def upstream(
+def query_socket(
     version: int, identity: int, kind: socket.SocketKind, client: Address | None = None
 ) -> socket.socket:
     """Return an unconnected socket for queries of a pod with this identity. Raises OSError.
@@ -180,20 +180,20 @@ def upstream(
     ``client``: the pod's address and port to bind to; by default the kernel chooses the node's.
     """
     family = socket.AF_INET if version == 4 else socket.AF_INET6
-    made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if not identity >> 24:
-            _mark(made, EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16)
+            _mark(sock, EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16)
         if client is not None:
-            _make_transparent(made, family)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((text_of(client[0]), client[1]))
+            _make_transparent(sock, family)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((text_of(client[0]), client[1]))
     except BaseException:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock
 
 
-def end_at_once(made: socket.socket) -> None:
+def reset_on_close(sock: socket.socket) -> None:
     """Make close(2) reset the connection, so that the pod can reuse its port at once."""
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

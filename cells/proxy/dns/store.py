@@ -31,13 +31,13 @@ from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.wire import Answer
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes
 
-# The journal of answers, by which the next agent knows them, also after kill -9.
+# The journal of answers, from which the next agent restores names, even after SIGKILL.
 
 FILE: Final = "dns-names.jsonl"
 """File name in the state directory."""
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", omit_defaults=True):
+class JournaledAnswer(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", omit_defaults=True):
     """An answer to an endpoint; ``zombie``: its TTL has expired, and the endpoint was connected."""
 
     endpoint: int
@@ -51,7 +51,9 @@ class Seen(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", om
     zombie: bool = False
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", omit_defaults=True):
+class JournaledServerFilter(
+    msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", omit_defaults=True
+):
     """The names that an endpoint may look up at a server."""
 
     endpoint: int
@@ -64,13 +66,15 @@ class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", 
     """``*`` allows everything."""
 
 
-class Changed(msgspec.Struct, frozen=True, gc=False, tag="changed", rename="kebab", omit_defaults=True):
+class JournaledRulesChange(
+    msgspec.Struct, frozen=True, gc=False, tag="changed", rename="kebab", omit_defaults=True
+):
     """The endpoint's rules have changed: earlier Asked records of it are void."""
 
     endpoint: int
 
 
-Record = Seen | Asked | Changed
+Record = JournaledAnswer | JournaledServerFilter | JournaledRulesChange
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 
@@ -91,7 +95,7 @@ class Journal:
         for line in data.splitlines():
             try:
                 yield _decoder.decode(line)
-            except ValueError:  # of msgspec, or of bytes that are no UTF-8
+            except ValueError:  # a DecodeError, or invalid UTF-8
                 continue
 
     def append(self, record: Record) -> None:
@@ -117,13 +121,13 @@ class Journal:
 
 
 GC: Final = minutes(1)
-OTHERS: Final = 0
+PRE_CACHE_ENDPOINT: Final = 0
 """The endpoint number for names from tofqdns-pre-cache."""
-MOST_LOGGED: Final = 4096
+MAX_LOGGED_NAMES: Final = 4096
 """Maximum number of remembered names with forbidden addresses, each logged once."""
-KEEP: Final = 5.0
+SAVE_DELAY: Final = 5.0
 """Seconds between a change and the write of the endpoints' saved state, which only other agents read."""
-LATER: Final = 2.0
+EXPIRY_TOLERANCE: Final = 2.0
 """Seconds by which a later expiry of a known answer is not journaled."""
 
 Server = tuple[str, int, int]
@@ -181,21 +185,21 @@ class NameStore:
         self._log = log
         self.of: dict[int, EndpointNames] = {}
         """The DNS cache of each endpoint that has one."""
-        self._asked: dict[int, dict[Server, NameFilter]] = {}
-        self._noted: dict[tuple[int, str], float] = {}
+        self._server_filters: dict[int, dict[Server, NameFilter]] = {}
+        self._journaled_until: dict[tuple[int, str], float] = {}
         """Expiry of each endpoint's name in the journal."""
-        self._forbidden: dict[str, None] = {}
+        self._logged_forbidden: dict[str, None] = {}
         """Names with forbidden addresses that were logged, the oldest first."""
         self.deleted = 0
         """Number of expired pairs of name and address."""
         self.revision = 0
         """Increases with each added or removed pair of name and address."""
         self.clock: Callable[[], float] = time.time
-        lifecycle.append(Hook("read names", self._read, self._leave))
-        jobs.one_shot("restore", self._restored)
+        lifecycle.append(Hook("read names", self._restore, self._stop))
+        jobs.one_shot("restore", self._release_restored)
         jobs.timer("garbage-collector", self.collect, GC)
-        self._save_soon = jobs.timer("saved-state", self._save, math.inf, debounce=KEEP).trigger
-        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._follow)
+        self._save_soon = jobs.timer("saved-state", self._save, math.inf, debounce=SAVE_DELAY).trigger
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._drop_deleted)
 
     # Answers
 
@@ -203,15 +207,15 @@ class NameStore:
         """Store an answer; return whether its addresses are already in the maps. Raises OSError."""
         held = self._endpoints.get(endpoint.id)
         if held is not endpoint and (held is None or held.attachment_id != endpoint.attachment_id):
-            return True  # it was deleted while its server answered: nothing would forget the names
+            return True  # deleted in the meantime: the names would never be removed
         now = self.clock()
         ttl = max(answer.ttl, self._settings.tofqdns_min_ttl)
         lookup = Lookup(answer.name, answer.addresses, ttl, now, now + ttl)
-        news = self._learn(endpoint.id, lookup)
-        noted = self._noted.get((endpoint.id, answer.name), 0.0)
-        if news or lookup.expires - noted > LATER:
-            self._noted[endpoint.id, answer.name] = lookup.expires
-            self._journal.append(_seen(endpoint, lookup))
+        is_new = self._learn(endpoint.id, lookup)
+        journaled_until = self._journaled_until.get((endpoint.id, answer.name), 0.0)
+        if is_new or lookup.expires - journaled_until > EXPIRY_TOLERANCE:
+            self._journaled_until[endpoint.id, answer.name] = lookup.expires
+            self._journal.append(_answer_record(endpoint, lookup))
             self._save_soon()
         return not self._names.stale(answer.addresses)
 
@@ -220,10 +224,10 @@ class NameStore:
         if not any(map(self._forbids, addresses)):
             return addresses
         found = {address: self._forbids(address) for address in addresses}
-        if name not in self._forbidden:
-            if len(self._forbidden) >= MOST_LOGGED:
-                del self._forbidden[next(iter(self._forbidden))]
-            self._forbidden[name] = None
+        if name not in self._logged_forbidden:
+            if len(self._logged_forbidden) >= MAX_LOGGED_NAMES:
+                del self._logged_forbidden[next(iter(self._logged_forbidden))]
+            self._logged_forbidden[name] = None
             self._log.warning(
                 "toFQDNs does not allow an address of an answer: tofqdns-forbidden-addresses",
                 name=name,
@@ -245,36 +249,36 @@ class NameStore:
             return False
         if allowed is not lookup.addresses:
             lookup = msgspec.structs.replace(lookup, addresses=allowed)
-        came, went = of.learn(lookup)
-        if came:
+        added, removed = of.learn(lookup)
+        if added:
             self.revision += 1
-            self._names.learn(lookup.name, [address for _, address in came])
-        self._let_go(went)
-        return bool(came or went)
+            self._names.learn(lookup.name, [address for _, address in added])
+        self._remove_pairs(removed)
+        return bool(added or removed)
 
-    def _let_go(self, pairs: Iterable[Pair]) -> None:
+    def _remove_pairs(self, pairs: Iterable[Pair]) -> None:
         for name, address in pairs:
             self.deleted += 1
             self.revision += 1
             self._names.forget(name, [address])
 
-    # Servers of endpoints
+    # Rules by server
 
-    def asked(self, endpoint: Endpoint, server: Server, may: NameFilter) -> None:
+    def set_server_filter(self, endpoint: Endpoint, server: Server, name_filter: NameFilter) -> None:
         """Store the names that the endpoint may look up at this server. Raises OSError."""
-        known = self._asked.setdefault(endpoint.id, {})
-        if known.get(server) != may:
-            known[server] = may
-            self._journal.append(_asked(endpoint, server, may))
+        known = self._server_filters.setdefault(endpoint.id, {})
+        if known.get(server) != name_filter:
+            known[server] = name_filter
+            self._journal.append(_server_record(endpoint, server, name_filter))
 
     def rules_changed(self, endpoint_id: int) -> None:
         """Drop the endpoint's stored rules of servers. Raises OSError."""
-        if self._asked.pop(endpoint_id, None):
-            self._journal.append(Changed(endpoint_id))
+        if self._server_filters.pop(endpoint_id, None):
+            self._journal.append(JournaledRulesChange(endpoint_id))
 
-    def might_ask(self, endpoint_id: int, server: Server) -> NameFilter | None:
+    def restored_filter(self, endpoint_id: int, server: Server) -> NameFilter | None:
         """Return the names that the endpoint could look up at this server; None if not stored."""
-        return self._asked.get(endpoint_id, {}).get(server)
+        return self._server_filters.get(endpoint_id, {}).get(server)
 
     # Expiry
 
@@ -282,16 +286,16 @@ class NameStore:
         """Expire addresses, and remove expired ones without connections. Raises OSError."""
         for of in self.of.values():
             of.date_back(self.clock())
-            self._let_go(of.expire(self.clock()))
+            self._remove_pairs(of.expire(self.clock()))
         waiting = {address for of in self.of.values() for address in of.zombies}
         if waiting:
             alive = await self._connections.alive(waiting)
             for endpoint_id, of in self.of.items():
                 own = self._addresses(endpoint_id)
                 connected = {to for who, to in alive if own is None or who in own}
-                self._let_go(of.collect(connected, self.clock(), self._grace))
+                self._remove_pairs(of.collect(connected, self.clock(), self._grace))
         self._journal.rewrite(list(self._records()))
-        self._noted = {key: at for key, at in self._noted.items() if at > self.clock()}
+        self._journaled_until = {key: at for key, at in self._journaled_until.items() if at > self.clock()}
         await self._save()
 
     def _addresses(self, endpoint_id: int) -> Collection[IPAddress] | None:
@@ -301,24 +305,24 @@ class NameStore:
     def forget(self, matches: Callable[[str], bool]) -> None:
         """Remove matching names, even with connections. Raises OSError."""
         for of in self.of.values():
-            self._let_go(of.forget([name for name in of.all_names() if matches(name)]))
-        self._noted.clear()
+            self._remove_pairs(of.forget([name for name in of.all_names() if matches(name)]))
+        self._journaled_until.clear()
         self._journal.rewrite(list(self._records()))
         for endpoint_id in self.of:
             self._save_one(endpoint_id)
 
-    async def _follow(self, changes: Iterable[Change[int, Endpoint]]) -> None:
+    async def _drop_deleted(self, changes: Iterable[Change[int, Endpoint]]) -> None:
         for change in changes:
             endpoint_id = change.key
             if change.deleted and endpoint_id in self.of:
-                self._let_go(list(self.of.pop(endpoint_id).pairs()))
+                self._remove_pairs(list(self.of.pop(endpoint_id).pairs()))
             if change.deleted:
-                self._asked.pop(endpoint_id, None)
+                self._server_filters.pop(endpoint_id, None)
                 self._saved.pop(endpoint_id, None)
 
-    # Over restarts
+    # Restarts
 
-    async def _read(self) -> None:
+    async def _restore(self) -> None:
         """Restore the names of endpoints that still exist."""
         try:
             records = await to_thread.run_sync(lambda: list(self._journal.read()))
@@ -326,15 +330,15 @@ class NameStore:
             self._log.warning("names saved by the previous agent cannot be read", error=str(error))
             records = []
         for record in records:
-            self._take(record)
+            self._restore_record(record)
         if self._settings.tofqdns_pre_cache is not None:
             self._pre_cache()
         for endpoint in list(self._endpoints.all()):
-            self._take_saved(endpoint)
+            self._restore_saved(endpoint)
         self._read_all()
         self._rewrite()
 
-    def _take_saved(self, endpoint: Endpoint) -> None:
+    def _restore_saved(self, endpoint: Endpoint) -> None:
         """Restore the names that Cilium's agent saved with the endpoint."""
         try:
             saved = self._files.names(endpoint.id)
@@ -351,28 +355,28 @@ class NameStore:
             self._learn(endpoint.id, lookup)
         for name, address, since in zombies_of(saved):
             self._learn(endpoint.id, Lookup(name, (address,), 0, since, since))
-            self._let_go(self.of[endpoint.id].expire(since))
+            self._remove_pairs(self.of[endpoint.id].expire(since))
 
-    def _take(self, record: Record) -> None:
-        if isinstance(record, Changed):
-            self._asked.pop(record.endpoint, None)
+    def _restore_record(self, record: Record) -> None:
+        if isinstance(record, JournaledRulesChange):
+            self._server_filters.pop(record.endpoint, None)
             return
         endpoint = self._endpoints.get(record.endpoint)
         if endpoint is None or endpoint.attachment_id != record.attachment:
             return
-        if isinstance(record, Asked):
+        if isinstance(record, JournaledServerFilter):
             server = record.server, record.protocol, record.port
-            may = NameFilter(frozenset(record.names), record.patterns)
-            self._asked.setdefault(record.endpoint, {})[server] = may
+            name_filter = NameFilter(frozenset(record.names), record.patterns)
+            self._server_filters.setdefault(record.endpoint, {})[server] = name_filter
             return
         try:
             addresses = tuple(map(ip_address, record.addresses))
         except ValueError:
-            return  # damaged, as lines that are none
+            return  # a damaged line
         lookup = Lookup(record.name, addresses, record.ttl, record.at, record.expires)
         self._learn(record.endpoint, lookup)
         if record.zombie:
-            self._let_go(self.of[record.endpoint].expire(record.expires))
+            self._remove_pairs(self.of[record.endpoint].expire(record.expires))
 
     def _pre_cache(self) -> None:
         path = self._settings.tofqdns_pre_cache
@@ -382,17 +386,20 @@ class NameStore:
             for row in rows:
                 now = self.clock()
                 addresses = tuple(map(ip_address, row.ips))
-                self._learn(OTHERS, Lookup(canonical_name(row.fqdn), addresses, row.ttl, now, now + row.ttl))
+                self._learn(
+                    PRE_CACHE_ENDPOINT,
+                    Lookup(canonical_name(row.fqdn), addresses, row.ttl, now, now + row.ttl),
+                )
         except (OSError, ValueError) as error:
             self._log.error("tofqdns-pre-cache is not read", path=str(path), error=str(error))
 
-    async def _restored(self) -> None:
+    async def _release_restored(self) -> None:
         """Once the restored addresses are in the ipcache, let it prune entries of the previous agent."""
         await self._rules.known()
         await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
         self._claimed.done()
 
-    async def _leave(self) -> None:
+    async def _stop(self) -> None:
         self._rewrite()
         try:
             await self._save()
@@ -427,30 +434,32 @@ class NameStore:
             if endpoint is None:
                 continue
             for lookup in of.lookups():
-                yield _seen(endpoint, lookup)
+                yield _answer_record(endpoint, lookup)
             for address, zombie in of.zombies.items():
-                yield from (_zombie(endpoint, name, address, zombie) for name in sorted(zombie.names))
-        for endpoint_id, servers in self._asked.items():
+                yield from (_zombie_record(endpoint, name, address, zombie) for name in sorted(zombie.names))
+        for endpoint_id, servers in self._server_filters.items():
             endpoint = self._endpoints.get(endpoint_id)
             if endpoint is not None:
-                yield from (_asked(endpoint, server, may) for server, may in servers.items())
+                yield from (
+                    _server_record(endpoint, server, name_filter) for server, name_filter in servers.items()
+                )
 
 
-def _asked(endpoint: Endpoint, server: Server, may: NameFilter) -> Asked:
-    names = tuple(sorted(may.names))
-    return Asked(endpoint.id, endpoint.attachment_id, *server, names, may.patterns)
+def _server_record(endpoint: Endpoint, server: Server, name_filter: NameFilter) -> JournaledServerFilter:
+    names = tuple(sorted(name_filter.names))
+    return JournaledServerFilter(endpoint.id, endpoint.attachment_id, *server, names, name_filter.patterns)
 
 
-def _seen(endpoint: Endpoint, lookup: Lookup) -> Seen:
+def _answer_record(endpoint: Endpoint, lookup: Lookup) -> JournaledAnswer:
     addresses = tuple(map(str, lookup.addresses))
-    return Seen(
+    return JournaledAnswer(
         endpoint.id, endpoint.attachment_id, lookup.name, addresses, lookup.ttl, lookup.at, lookup.expires
     )
 
 
-def _zombie(endpoint: Endpoint, name: str, address: IPAddress, zombie: Zombie) -> Seen:
+def _zombie_record(endpoint: Endpoint, name: str, address: IPAddress, zombie: Zombie) -> JournaledAnswer:
     at = zombie.since
-    return Seen(endpoint.id, endpoint.attachment_id, name, (str(address),), 0, at, at, zombie=True)
+    return JournaledAnswer(endpoint.id, endpoint.attachment_id, name, (str(address),), 0, at, at, zombie=True)
 
 
 def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:

@@ -22,9 +22,9 @@ _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
 _NOTIFY: Final = 0x2000
 """The opcode NOTIFY (RFC 1996), served besides QUERY."""
-_ASKED_WITH: Final = 0x0130 | _NOTIFY
+_FORWARDED_FLAGS: Final = 0x0130 | _NOTIFY
 """The forwarded flags of a query: recursion desired, authentic data, checking disabled, and NOTIFY."""
-_REPEATED: Final = 0x03B0
+_ECHOED_FLAGS: Final = 0x03B0
 """The flags that FORMERR and NOTIMP copy from the message: those of a query, TC and RA."""
 _DNSSEC_OK: Final = 0x8000
 _CLIENT_SUBNET, _COOKIE = 8, 10
@@ -33,8 +33,8 @@ _OPTION_SIZES: Final = {_CLIENT_SUBNET: range(4, 21), _COOKIE: range(8, 41)}
 _POINTER: Final = 0xC0
 _QUESTION_NAME: Final = b"\xc0\x0c"
 """A compressed name that points to the question's, as almost every record has."""
-_LONGEST_NAME: Final = 255
-_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
+_MAX_NAME_LENGTH: Final = 255
+_HOST_NAME_OCTETS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
 
 
 class WireError(ValueError):
@@ -72,17 +72,17 @@ class Answer(NamedTuple):
         return not self.name or (self.name == query.name and self.type == query.type)
 
 
-# Pods ask for few names again and again, and servers repeat their answers. So what was read in a short
-# message is remembered by its bytes after the id. It is read with an id of 0: a name may point there.
+# Pods repeat queries for few names, and servers repeat answers, so results for short messages are cached by
+# their bytes after the ID. Messages are parsed with ID 0, since a compressed name may point to the ID.
 
-REMEMBERED: Final = 512
+MAX_CACHED_SIZE: Final = 512
 """Maximum bytes of a message with a cached result."""
 _NO_ID: Final = bytes(2)
 
 
 def read_query(data: bytes) -> DNSQuery:
     """Parse the question of a query or NOTIFY. Raises WireError for any other message."""
-    return _query(data[2:]) if len(data) <= REMEMBERED else _read_query(data[2:])
+    return _cached_query(data[2:]) if len(data) <= MAX_CACHED_SIZE else _read_query(data[2:])
 
 
 def _read_query(after_id: bytes) -> DNSQuery:
@@ -95,12 +95,12 @@ def _read_query(after_id: bytes) -> DNSQuery:
     return _question(data)
 
 
-_query = lru_cache(maxsize=1024)(_read_query)
+_cached_query = lru_cache(maxsize=1024)(_read_query)
 
 
 def read_answer(data: bytes) -> Answer:
     """Parse a server's answer. Raises WireError."""
-    return _answer(data[2:]) if len(data) <= REMEMBERED else _read_answer(data[2:])
+    return _cached_answer(data[2:]) if len(data) <= MAX_CACHED_SIZE else _read_answer(data[2:])
 
 
 def _read_answer(after_id: bytes) -> Answer:
@@ -109,7 +109,7 @@ def _read_answer(after_id: bytes) -> Answer:
     if not flags & _RESPONSE:
         raise WireError("not an answer")
     answers, authorities, additional = struct.unpack_from(">HHH", data, 6)
-    if questions == answers == 0 and flags & 0xF:  # from servers that could not read the question
+    if questions == answers == 0 and flags & 0xF:  # from servers that could not parse the question
         question = DNSQuery("", 0, _HEADER.size)
     elif questions == 1:
         question = _question(data)
@@ -126,28 +126,28 @@ def _read_answer(after_id: bytes) -> Answer:
     return Answer(question.name, question.type, flags & 0xF, addresses, ttl, at)
 
 
-_answer = lru_cache(maxsize=1024)(_read_answer)
+_cached_answer = lru_cache(maxsize=1024)(_read_answer)
 
 
-def rewritten(data: bytes, query: DNSQuery) -> bytes:
+def sanitized_query(data: bytes, query: DNSQuery) -> bytes:
     """Return the query to forward: its question, and the supported EDNS options. Raises WireError.
 
     Other records, other options and bytes after the last record are dropped.
     """
-    rewrite = _rewritten if len(data) <= REMEMBERED else _rewrite
+    rewrite = _cached_sanitize if len(data) <= MAX_CACHED_SIZE else _sanitize
     return data[:2] + rewrite(data[2:], query.end)
 
 
-def _rewrite(after_id: bytes, end: int) -> bytes:
+def _sanitize(after_id: bytes, end: int) -> bytes:
     data = _NO_ID + after_id
     _, flags, _ = _header(data)
-    name, at = _whole_name(data, _HEADER.size)
+    name, at = _uncompressed_name(data, _HEADER.size)
     options = _edns(data, end)
-    header = _HEADER.pack(0, flags & _ASKED_WITH, 1, 0, 0, 1 if options else 0)[2:]
+    header = _HEADER.pack(0, flags & _FORWARDED_FLAGS, 1, 0, 0, 1 if options else 0)[2:]
     return header + name + data[at:end] + options
 
 
-_rewritten = lru_cache(maxsize=1024)(_rewrite)
+_cached_sanitize = lru_cache(maxsize=1024)(_sanitize)
 
 
 def _edns(data: bytes, at: int) -> bytes:
@@ -161,7 +161,7 @@ def _edns(data: bytes, at: int) -> bytes:
         if found or not root:
             raise WireError("an OPT record that is not the root's, or not the only one")
         _, size, ttl, _ = _RECORD.unpack_from(data, start - _RECORD.size)
-        # Of the TTL, the version of EDNS and the flag DO: a server answers other versions itself.
+        # The TTL has the EDNS version and the flag DO. Other versions are forwarded: the server answers them.
         value = _options(data[start:at])
         found = b"\0" + _RECORD.pack(OPT, size, ttl & (0xFF << 16 | _DNSSEC_OK), len(value)) + value
     return found
@@ -210,7 +210,7 @@ def error_response(message: bytes) -> bytes | None:
     number, flags, questions = _header(message)
     if flags & _RESPONSE:
         return None
-    flags_back = _RESPONSE | flags & _REPEATED
+    flags_back = _RESPONSE | flags & _ECHOED_FLAGS
     if flags & _OPCODE not in (0, _NOTIFY):
         return _HEADER.pack(number, flags_back | flags & _OPCODE | NOTIMP, 0, 0, 0, 0)
     try:
@@ -220,23 +220,23 @@ def error_response(message: bytes) -> bytes | None:
     return _HEADER.pack(number, flags_back | FORMERR, 1 if question else 0, 0, 0, 0) + question
 
 
-def written_out(data: bytes) -> bytes:
+def uncompressed(data: bytes) -> bytes:
     """Return the message with all names uncompressed. Raises WireError."""
     _header(data)
     parts = [data[:12]]
     at = 12
     questions, *counts = struct.unpack_from(">HHHH", data, 4)
     for _ in range(questions):
-        name, at = _whole_name(data, at)
+        name, at = _uncompressed_name(data, at)
         parts += name, data[at : at + 4]
         at += 4
     for _ in range(sum(counts)):
-        name, at = _whole_name(data, at)
+        name, at = _uncompressed_name(data, at)
         if at + _RECORD.size > len(data):
             raise WireError("a record is cut off")
         kind, class_, ttl, size = _RECORD.unpack_from(data, at)
         at += _RECORD.size
-        value = _whole_value(data, at, kind, size)
+        value = _uncompressed_value(data, at, kind, size)
         parts += name, _RECORD.pack(kind, class_, ttl, len(value)), value
         at += size
     if at > len(data):
@@ -244,25 +244,25 @@ def written_out(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-_NAMES_IN: Final = {2: (0, 1), 5: (0, 1), 6: (0, 2), 12: (0, 1), 15: (2, 1), 33: (6, 1)}
+_NAMES_IN_VALUES: Final = {2: (0, 1), 5: (0, 1), 6: (0, 2), 12: (0, 1), 15: (2, 1), 33: (6, 1)}
 """Record types with names in their values: bytes before the names, and number of names."""
 
 
-def _whole_value(data: bytes, at: int, kind: int, size: int) -> bytes:
-    if kind not in _NAMES_IN:
+def _uncompressed_value(data: bytes, at: int, kind: int, size: int) -> bytes:
+    if kind not in _NAMES_IN_VALUES:
         return data[at : at + size]
-    before, names = _NAMES_IN[kind]
+    before, names = _NAMES_IN_VALUES[kind]
     value, here = data[at : at + before], at + before
     for _ in range(names):
-        name, here = _whole_name(data, here)
+        name, here = _uncompressed_name(data, here)
         value += name
     return value + data[here : at + size]
 
 
-def _whole_name(data: bytes, at: int) -> tuple[bytes, int]:
+def _uncompressed_name(data: bytes, at: int) -> tuple[bytes, int]:
     """Return an uncompressed name, and the offset of its end. Raises WireError."""
     end = skip_name(data, at)
-    read_name(data, at)  # that it ends, and is no longer than names are
+    read_name(data, at)  # checks its length, and that it ends
     name = b""
     while size := data[at]:
         if size >= _POINTER:
@@ -280,7 +280,7 @@ def udp_size(query: bytes, end: int) -> int:
     return max(512, int.from_bytes(query[end + 3 : end + 5], "big"))
 
 
-def without_rest(data: bytes, answer: Answer) -> bytes:
+def parsed_part(data: bytes, answer: Answer) -> bytes:
     """Return an answer without the bytes that could not be parsed; a truncated one without records."""
     return truncated(data, answer.size) if answer.cut else data[: answer.size]
 
@@ -301,7 +301,7 @@ def _question(data: bytes) -> DNSQuery:
     name, at = read_name(data, _HEADER.size)
     if at + _QUESTION.size > len(data):
         raise WireError("the question is cut off")
-    kind, _ = _QUESTION.unpack_from(data, at)  # of any class: version.bind is asked in another one
+    kind, _ = _QUESTION.unpack_from(data, at)  # any class: version.bind has class CH
     return DNSQuery(name, kind, at + _QUESTION.size)
 
 
@@ -325,7 +325,7 @@ def read_name(data: bytes, at: int) -> tuple[str, int]:
             else:
                 label = data[at + 1 : at + 1 + size]
                 length += size + 1
-                if len(label) < size or length > _LONGEST_NAME:
+                if len(label) < size or length > _MAX_NAME_LENGTH:
                     raise WireError("a name is too long, or cut off")
                 labels.append(label)
                 at += size + 1
@@ -342,9 +342,9 @@ def _text(labels: tuple[bytes, ...]) -> str:
 
 def _label(label: bytes) -> str:
     lower = label.lower()
-    if _PLAIN.issuperset(lower):
+    if _HOST_NAME_OCTETS.issuperset(lower):
         return lower.decode()
-    return "".join(chr(one) if one in _PLAIN else f"\\{one:03}" for one in lower)
+    return "".join(chr(one) if one in _HOST_NAME_OCTETS else f"\\{one:03}" for one in lower)
 
 
 def skip_name(data: bytes, at: int) -> int:
@@ -398,7 +398,7 @@ def _records(data: bytes, at: int, count: int, name: str) -> tuple[tuple[IPAddre
     return tuple(dict.fromkeys([address for _, address in known])), min(ttls, default=0), at
 
 
-def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def aliases_and_types(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the aliases of an answer, and the types of its records, from the end of its question.
 
     Raises WireError.

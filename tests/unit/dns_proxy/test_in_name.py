@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def ask(sockets: PodSockets, to: socket.socket, port: int, number: int, on_reply: OnReply) -> None:
-    sockets.ask((POD, port), (HERE, to.getsockname()[1]), 0, query("x", number=number), on_reply)
+    sockets.send((POD, port), (HERE, to.getsockname()[1]), 0, query("x", number=number), on_reply)
 
 
 async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() -> None:

@@ -124,15 +124,15 @@ async def test_dns_names_survive_a_killed_agent(tmp_path: Path) -> None:
     async with shop(tmp_path) as first:
         first.learn(ONE)
         first.learn(TWO)
-        first.store.asked(POD, SERVER, MAY)
+        first.store.set_server_filter(POD, SERVER, MAY)
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"type":"seen","endpo')
     async with shop(tmp_path) as second:
         assert second.names.pairs == {(WEB, ONE): 1, (WEB, TWO): 1}
-        assert second.store.might_ask(POD.id, SERVER) == MAY
+        assert second.store.restored_filter(POD.id, SERVER) == MAY
         second.store.rules_changed(POD.id)
     async with shop(tmp_path) as third:
-        assert third.store.might_ask(POD.id, SERVER) is None
+        assert third.store.restored_filter(POD.id, SERVER) is None
         third.store.forget(lambda name: name == WEB)
     async with shop(tmp_path) as fourth:
         assert not fourth.names.pairs

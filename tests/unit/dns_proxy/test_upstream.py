@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from cells.proxy.dns.servers import USES, Upstream
+from cells.proxy.dns.servers import MAX_QUERIES, NodeSockets
 from cells.proxy.dns.sockets import Address
 from tests.support.namespaces import need_root
 
@@ -34,9 +34,9 @@ class Asked:
 
 
 @contextmanager
-def opened() -> Iterator[tuple[Upstream, socket.socket, Address]]:
+def opened() -> Iterator[tuple[NodeSockets, socket.socket, Address]]:
     need_root()  # the mark
-    upstream = Upstream(asyncio.get_running_loop())
+    upstream = NodeSockets(asyncio.get_running_loop())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
         try:
@@ -48,9 +48,9 @@ def opened() -> Iterator[tuple[Upstream, socket.socket, Address]]:
 async def test_a_socket_serves_one_query_after_another_but_not_for_ever() -> None:
     ports = []
     with opened() as (upstream, server, address):
-        for _ in range(USES + 1):
+        for _ in range(MAX_QUERIES + 1):
             asked = Asked()
-            upstream.ask(address, 0, b"question", asked)
+            upstream.send(address, 0, b"question", asked)
             _, client = server.recvfrom(512)
             ports.append(client[1])
             server.sendto(b"a guess", client)
@@ -58,11 +58,11 @@ async def test_a_socket_serves_one_query_after_another_but_not_for_ever() -> Non
             async with asyncio.timeout(30):
                 await asked.came.wait()
             assert asked.spoken == [b"answer"]
-        assert len(set(ports[:USES])) == 1
-        assert ports[USES] != ports[0]
+        assert len(set(ports[:MAX_QUERIES])) == 1
+        assert ports[MAX_QUERIES] != ports[0]
         first, second = Asked(), Asked()
-        upstream.ask(address, 0, b"1", first)
-        upstream.ask(address, 0, b"2", second)
+        upstream.send(address, 0, b"1", first)
+        upstream.send(address, 0, b"2", second)
         assert server.recvfrom(512)[1] != server.recvfrom(512)[1], "each has its own while it waits"
 
 
@@ -71,7 +71,7 @@ async def test_a_refused_dns_query_is_reported_and_repeated_from_another_socket(
         server.close()
         for _ in range(2):
             asked = Asked()
-            upstream.ask(address, 0, b"question", asked)
+            upstream.send(address, 0, b"question", asked)
             async with asyncio.timeout(30):
                 await asked.came.wait()
             (error,) = asked.spoken

@@ -13,7 +13,7 @@ from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint, endpoint_table
 from cells.policy.control import NameFilter
 from cells.policy.maps import KnownRules
-from cells.proxy.dns.exchange import UDP, Asking, QueryPolicy, QueryVerdict
+from cells.proxy.dns.exchange import UDP, ClientQuery, QueryPolicy, QueryVerdict
 from lifecycle import invoke
 from lifecycle.testing import eventually
 from tests.unit.ciliumendpoint.endpoints import endpoint
@@ -40,13 +40,13 @@ class Asked:
     def __init__(self) -> None:
         self.noted: list[NameFilter] = []
 
-    def asked(self, _endpoint: Endpoint, _server: object, may: NameFilter) -> None:
+    def set_server_filter(self, _endpoint: Endpoint, _server: object, may: NameFilter) -> None:
         self.noted.append(may)
 
     def rules_changed(self, _endpoint_id: int) -> None:
         self.noted.clear()
 
-    def might_ask(self, _endpoint_id: int, _server: object) -> None:
+    def restored_filter(self, _endpoint_id: int, _server: object) -> None:
         return None
 
 
@@ -57,10 +57,10 @@ async def test_remembered_verdicts_follow_rules_addresses_and_endpoints(tmp_path
         endpoints.put(pod)
         ipcache, store = node.hive.get(Ipcache), Asked()
         policy = QueryPolicy(endpoints, ipcache, node.policy, cast("Any", store), node.hive.get(KnownRules))
-        asking = Asking(b"", (cast("Any", pod.ipv4), 40000), (SERVER, 53), UDP)
+        client_query = ClientQuery(b"", (cast("Any", pod.ipv4), 40000), (SERVER, 53), UDP)
 
         def verdict(name: str) -> QueryVerdict | None:
-            flow = policy.flow(asking)
+            flow = policy.flow(client_query)
             return None if flow is None else flow.verdict(name)
 
         node.write(RULES)

@@ -13,14 +13,14 @@ from scapy.layers.dns import DNS, DNSQR, DNSRR, DNSRRMX, DNSRROPT, dns_compress
 from cells.proxy.dns.wire import (
     WireError,
     error_response,
+    parsed_part,
     read_answer,
     read_query,
     refusal,
-    rewritten,
+    sanitized_query,
     truncated,
     udp_size,
-    without_rest,
-    written_out,
+    uncompressed,
 )
 from tests.support.dns import query
 from tests.support.examples import scaled
@@ -109,7 +109,7 @@ def test_notify_is_a_query() -> None:
     asked = flagged(query(WEB), 0x2400)
     found = read_query(asked)
     assert found.name == f"{WEB}."
-    assert DNS(rewritten(asked, found)).opcode == 4
+    assert DNS(sanitized_query(asked, found)).opcode == 4
 
 
 def test_an_error_without_a_question_answers_any_query() -> None:
@@ -125,7 +125,7 @@ def test_names_are_written_out_where_nothing_may_be_compressed() -> None:
         DNSRR(rrname=WEB, type="CNAME", ttl=30, rdata=f"edge.{WEB}"),
         DNSRRMX(rrname=f"edge.{WEB}", ttl=5, preference=10, exchange=f"mail.{WEB}"),
     )
-    whole = written_out(data)
+    whole = uncompressed(data)
     assert len(whole) > len(data)
     assert b"\xc0" not in whole
     read = DNS(whole)
@@ -174,7 +174,7 @@ def test_an_invalid_response_raises_wire_error(data: bytes) -> None:
 @given(st.binary(max_size=200), st.integers(0, 0xFFFF))
 def test_bytes_of_any_kind_are_read_or_refused(data: bytes, flags: int) -> None:
     for message in (data, HEADER + b"\1a\0\0\1\0\1" + data, HEADER[:2] + struct.pack(">H", flags) + data):
-        for read in (read_query, read_answer, written_out):
+        for read in (read_query, read_answer, uncompressed):
             try:
                 read(message)
             except WireError:
@@ -182,7 +182,7 @@ def test_bytes_of_any_kind_are_read_or_refused(data: bytes, flags: int) -> None:
 
 
 def anew(asked: bytes) -> bytes:
-    return rewritten(asked, read_query(asked))
+    return sanitized_query(asked, read_query(asked))
 
 
 def test_a_server_gets_the_question_and_nothing_that_follows_it() -> None:
@@ -237,7 +237,7 @@ def test_a_truncated_answer_with_records_cut_off_reaches_the_client(left_out: in
     data = bytes(whole[: len(whole) - left_out])
     found = read_answer(data)
     assert (found.name, found.addresses) == (f"{WEB}.", ())
-    read = DNS(without_rest(data, found))
+    read = DNS(parsed_part(data, found))
     assert (read.id, read.tc, read.ancount, read.qd[0].qname) == (7, 1, 0, f"{WEB}.".encode())
     whole[2] &= ~0x02
     with pytest.raises(WireError):
@@ -248,7 +248,7 @@ def test_a_question_of_another_class_is_read() -> None:
     asked = bytes(DNS(id=7, rd=1, qd=DNSQR(qname="version.bind", qtype="TXT", qclass=3)))
     found = read_query(asked)
     assert (found.name, found.type) == ("version.bind.", 16)
-    assert rewritten(asked, found)[12:] == asked[12:]
+    assert sanitized_query(asked, found)[12:] == asked[12:]
     text = DNSRR(rrname="version.bind", type="TXT", rclass=3, rdata="9.18")
     reply = DNS(id=7, qr=1, qd=DNSQR(qname="version.bind", qtype="TXT", qclass=3), an=[text])
     assert read_answer(bytes(reply)).name == "version.bind."
