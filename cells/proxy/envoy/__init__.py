@@ -34,9 +34,9 @@ from lifecycle import Jobs, Member, Table, config, group, invoke, module, provid
 __all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "cell", "end_envoy"]
 
 
-# What a running Envoy shows of itself.
+# The state of a running Envoy, from its administration interface.
 #
-# Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
+# Source: envoyproxy.io, the administration interface; version_text of xDS subscriptions.
 
 CLUSTERS: Final = "cluster_manager.cds.version_text"
 LISTENERS: Final = "listener_manager.lds.version_text"
@@ -56,14 +56,14 @@ class SentConfiguration(NamedTuple):
     """By redirect name."""
 
 
-async def ended(socket: Path) -> None:
-    """Wait until Envoy closes an idle connection to its administration socket, usually because it has exited."""
+async def wait_exited(socket: Path) -> None:
+    """Wait until Envoy closes an idle connection to its administration socket, usually on exit."""
     with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         async with await anyio.connect_unix(socket) as stream:
             await stream.receive()
 
 
-async def accepted(socket: Path, sent: SentConfiguration) -> set[str] | None:
+async def accepted_redirects(socket: Path, sent: SentConfiguration) -> set[str] | None:
     """Return the names of the redirects that Envoy has accepted as sent; None if it does not answer.
 
     Envoy applies the valid listeners of a file, but reports the file's version only if all are valid.
@@ -97,17 +97,16 @@ async def accepted(socket: Path, sent: SentConfiguration) -> set[str] | None:
     }
 
 
-# Envoy's configuration: files that it watches, written as redirects come, change and go.
+# Envoy's configuration: files that it watches, updated with the redirects.
 #
-# Controller: the table ``http-redirects`` in, Envoy's files out.
-# Why:        Envoy can start from files while no agent runs. Each file is replaced atomically, clusters
-#             before routes before listeners, so that every reference is to an existing resource.
+# Why: Envoy can start from files while no agent runs. Each file is replaced atomically, in the order
+#      clusters, routes, listeners, so that references are always to existing resources.
 
-PATIENCE: Final = 10.0
-"""Seconds after which an Envoy that has not accepted its configuration is reported."""
-LEAST_PAUSE: Final = 0.005
-MOST_PAUSE: Final = 0.5
-"""Seconds between two looks at Envoy's statistics: it does not acknowledge files."""
+TIMEOUT_SECONDS: Final = 10.0
+"""Seconds until a configuration that Envoy has not accepted is reported."""
+MIN_POLL_INTERVAL: Final = 0.005
+MAX_POLL_INTERVAL: Final = 0.5
+"""Interval of polls of Envoy's statistics, in seconds: Envoy does not acknowledge files."""
 
 
 class _Response(msgspec.Struct):
@@ -141,13 +140,13 @@ class EnvoyConfiguration:
         self,
         settings: EnvoySettings,
         program: EnvoyProgram,
-        place: EnvoyFiles,
+        files: EnvoyFiles,
         dns: ProxyPort,
         access_log: AccessLog,
     ) -> None:
         self._external = program.external
         self._settings = settings
-        self._place = place
+        self._files = files
         self._dns = dns
         self._access_log = access_log
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
@@ -156,7 +155,7 @@ class EnvoyConfiguration:
 
     def read_previous(self) -> None:
         """Read the resources of a previous agent, which stay until forget_previous()."""
-        for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
+        for name, path in (("listeners", self._files.listeners), ("clusters", self._files.clusters)):
             if path.exists() and path not in self._written and not self._previous[name]:
                 self._previous[name] = {one["name"]: one for one in _resources(path)}
 
@@ -164,27 +163,27 @@ class EnvoyConfiguration:
         """Omit resources of a previous agent from now on."""
         self._previous = {"listeners": {}, "clusters": {}}
 
-    async def readable(self) -> None:
+    async def wait_log_ready(self) -> None:
         """Wait until Envoy can open its access log: the pipe needs a reader."""
-        if self._place.listeners.exists():
-            await self._access_log.there()
+        if self._files.listeners.exists():
+            await self._access_log.wait_ready()
 
     async def write(self, redirects: list[HTTPRedirect]) -> SentConfiguration | None:
         """Write all files; return None if Envoy was never needed. Raises OSError."""
-        if not (redirects or self._external or self._place.listeners.exists()):
+        if not (redirects or self._external or self._files.listeners.exists()):
             return None
-        await self._access_log.there()
-        self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
-        clusters = self._put(self._place.clusters, "clusters", resources.clusters(self._settings))
+        await self._access_log.wait_ready()
+        self._files.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._files.admin.parent.mkdir(mode=0o700, exist_ok=True)
+        clusters = self._put(self._files.clusters, "clusters", resources.clusters(self._settings))
         routes: dict[str, str] = {}
         for one in redirects:
             content = _discovery([resources.routes(one, self._settings)])
-            self._replace(self._place.routes(one.name), content)
+            self._replace(self._files.routes(one.name), content)
             routes[one.name] = content["version_info"]
         addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
-        wanted = resources.listeners(redirects, self._settings, self._place, addresses)
-        listeners = self._put(self._place.listeners, "listeners", wanted)
+        wanted = resources.listeners(redirects, self._settings, self._files, addresses)
+        listeners = self._put(self._files.listeners, "listeners", wanted)
         return SentConfiguration(redirects, clusters, listeners, routes)
 
     def remove_routes(self, redirects: list[HTTPRedirect]) -> None:
@@ -193,7 +192,7 @@ class EnvoyConfiguration:
         The previous agent's redirects count as existing until forget_previous().
         """
         needed = {one.name for one in redirects} | self._previous["listeners"].keys()
-        for path in self._place.routes("").parent.glob("*.json"):
+        for path in self._files.routes("").parent.glob("*.json"):
             if path.stem not in needed:
                 path.unlink()
                 self._written.pop(path, None)
@@ -234,9 +233,9 @@ class Envoy:
         self._policies = policies
         self._configuration = configuration
         self._process = process
-        self._wanted = anyio.Event()
+        self._needed = anyio.Event()
         """Set by the first redirect."""
-        self._answers = anyio.Event()
+        self._configured = anyio.Event()
         """Set when Envoy has accepted its configuration."""
         self._sent = SentConfiguration([], "", "", {})
         self._acknowledged: dict[str, HTTPRedirect] = {}
@@ -245,17 +244,17 @@ class Envoy:
             return
         jobs.observe("configure Envoy", self._changes, self._write)
         if process.external:
-            jobs.one_shot("stop Envoy if an external one runs", process.give_way)
+            jobs.one_shot("stop Envoy if an external one runs", process.end_managed)
         else:
             jobs.one_shot("run Envoy", self._run)
-        jobs.one_shot("forget previous redirects", self._forget)
-        self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
-        jobs.one_shot("watch for the end of Envoy", self._watch)
+        jobs.one_shot("forget previous redirects", self._forget_previous)
+        self._wait_acknowledged_soon = jobs.timer("await Envoy", self._wait_acknowledged, math.inf).trigger
+        jobs.one_shot("watch for the end of Envoy", self._watch_exits)
 
     async def _run(self) -> None:
         """Run Envoy. Raises EnvoyError, OSError; the job retries."""
-        await self._configuration.readable()
-        await self._process.run(self._wanted)
+        await self._configuration.wait_log_ready()
+        await self._process.run(self._needed)
 
     async def _changes(self) -> AsyncIterator[None]:
         self._configuration.read_previous()
@@ -273,25 +272,25 @@ class Envoy:
             return
         self._sent = sent
         if redirects:
-            self._wanted.set()
-            self._acknowledge_soon()
+            self._needed.set()
+            self._wait_acknowledged_soon()
         self._configuration.remove_routes(redirects)
 
-    async def _acknowledge(self) -> None:
+    async def _wait_acknowledged(self) -> None:
         """Wait until Envoy has accepted its configuration. Raises EnvoyError; the timer retries."""
         names: set[str] | None = None
-        with anyio.move_on_after(PATIENCE):
-            pause = LEAST_PAUSE
+        with anyio.move_on_after(TIMEOUT_SECONDS):
+            pause = MIN_POLL_INTERVAL
             while True:
                 sent = self._sent
-                names = await accepted(self._process.admin, sent) if sent.redirects else set()
+                names = await accepted_redirects(self._process.admin, sent) if sent.redirects else set()
                 if names is not None and sent is self._sent:
-                    self._follow(sent, names)
+                    self._set_acknowledged(sent, names)
                     if len(names) == len(sent.redirects):
                         self._report(HTTPProxyState(runs=True))
                         return
                 await anyio.sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE)
+                pause = min(2 * pause, MAX_POLL_INTERVAL)
         see = f"see {self._process.log_place}"
         if names is None:
             message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
@@ -300,14 +299,16 @@ class Envoy:
             refused = tuple(
                 one for one in self._sent.redirects if self._acknowledged.get(one.name) is not one
             )
-            message = f"Envoy has not accepted the rules for {PATIENCE:g} s, the previous ones hold: {see}"
+            message = (
+                f"Envoy has not accepted the rules for {TIMEOUT_SECONDS:g} s, the previous ones hold: {see}"
+            )
             self._report(HTTPProxyState(runs=True, message=message, refused=refused))
         raise EnvoyError(message)
 
-    def _follow(self, sent: SentConfiguration, names: set[str]) -> None:
+    def _set_acknowledged(self, sent: SentConfiguration, names: set[str]) -> None:
         """Record the accepted redirects; for each other one, the version accepted before stays in force."""
         if sent.redirects:
-            self._answers.set()
+            self._configured.set()
         found = {
             one.name: one if one.name in names else self._acknowledged.get(one.name) for one in sent.redirects
         }
@@ -321,19 +322,19 @@ class Envoy:
             with self._state.txn() as rows:
                 rows.put(state)
 
-    async def _watch(self) -> None:
+    async def _watch_exits(self) -> None:
         """After each exit of Envoy, check whether the next process accepts its configuration."""
         while True:
-            await self._answers.wait()
-            self._answers = anyio.Event()
-            await ended(self._process.admin)
-            self._acknowledge_soon()
+            await self._configured.wait()
+            self._configured = anyio.Event()
+            await wait_exited(self._process.admin)
+            self._wait_acknowledged_soon()
 
-    async def _forget(self) -> None:
+    async def _forget_previous(self) -> None:
         """Drop the previous agent's configuration once every endpoint's policy is written."""
         await self._policies.known()
         self._configuration.forget_previous()
-        self._ports.keep({one.name for one in self._redirects.all()})
+        self._ports.release_others({one.name for one in self._redirects.all()})
         await self._write(None)
 
 

@@ -32,8 +32,8 @@ from lifecycle import Jobs, Logger, Table
 
 PIPE_SIZE: Final = 1 << 20
 """Capacity of the pipe in bytes, for lines that arrive while the agent is busy."""
-AT_ONCE: Final = 1 << 16
-LONGEST: Final = 1 << 18
+READ_SIZE: Final = 1 << 16
+MAX_LINE: Final = 1 << 18
 """Maximum bytes of a line; longer ones are dropped."""
 
 
@@ -53,7 +53,7 @@ class RequestParties:
 
     def party(self, text: str, identity: int) -> Party:
         """Return the party at ``ADDRESS:PORT``; identity 0 is looked up. Raises OSError, ValueError."""
-        address, port = _end(text)
+        address, port = _address_port(text)
         endpoint = self.endpoint(address)
         known = identity or self._ipcache.identity_at(address) or WORLD
         identity_row = self._identities.get(known)
@@ -89,16 +89,16 @@ class AccessLog:
         self._counts = counts
         self._statistics = statistics
         self._log = log
-        self._wanted, self._there = anyio.Event(), anyio.Event()
-        self._rest = b""
-        self._line = msgspec.json.Decoder(AccessLogEntry)
+        self._wanted, self._ready_event = anyio.Event(), anyio.Event()
+        self._partial_line = b""
+        self._decoder = msgspec.json.Decoder(AccessLogEntry)
         if ports.serves:
             jobs.one_shot("read Envoy's access log", self._run)
 
-    async def there(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until the pipe has a reader; without one Envoy would block when it opens the pipe."""
         self._wanted.set()
-        await self._there.wait()
+        await self._ready_event.wait()
 
     async def _run(self) -> None:
         """Read the pipe until cancelled. Raises OSError."""
@@ -109,12 +109,13 @@ class AccessLog:
             path.unlink()
         if not path.exists():
             os.mkfifo(path, 0o600)
-        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # our own end keeps it open
+        # our own write end keeps the pipe open while Envoy does not run
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         loop = asyncio.get_running_loop()
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             loop.add_reader(pipe, self._ready, pipe)
-            self._there.set()
+            self._ready_event.set()
             await anyio.sleep_forever()
         finally:
             loop.remove_reader(pipe)
@@ -122,71 +123,73 @@ class AccessLog:
 
     def _ready(self, pipe: int) -> None:
         try:
-            data = self._rest + os.read(pipe, AT_ONCE)
+            data = self._partial_line + os.read(pipe, READ_SIZE)
         except (BlockingIOError, InterruptedError):
             return
-        *lines, self._rest = data.split(b"\n")
-        if len(self._rest) > LONGEST:
-            self._rest = b""
+        *lines, self._partial_line = data.split(b"\n")
+        if len(self._partial_line) > MAX_LINE:
+            self._partial_line = b""
         for line in lines:
             self._publish(line)
 
     def _publish(self, data: bytes) -> None:
         counted = self._counts.requests
         try:
-            line = self._line.decode(data)
+            entry = self._decoder.decode(data)
         except ValueError as error:
             counted["parse_errors"] += 1
             self._log.debug("an entry of Envoy's access log cannot be decoded", error=str(error))
             return
         counted["received"] += 1
-        counted["denied" if line.denied else "forwarded"] += 1
-        redirect = self._redirects.get(line.redirect)
+        counted["denied" if entry.denied else "forwarded"] += 1
+        redirect = self._redirects.get(entry.redirect)
         if redirect is None:
             return
         try:
-            self._count(line, redirect)
+            self._count(entry, redirect)
             if not self._events.watched:
                 return
-            request = self._record(line, redirect)
+            request = self._record(entry, redirect)
         except (OSError, ValueError) as error:
             self._log.debug("a request is not reported", error=str(error))
             return
         self._events.publish(request_sample(request))
-        if not line.denied:
-            answer = msgspec.structs.replace(request, answer=True, time=line.end, code=line.code)
+        if not entry.denied:
+            answer = msgspec.structs.replace(request, answer=True, time=entry.end, code=entry.code)
             self._events.publish(request_sample(answer))
 
-    def _count(self, line: AccessLogEntry, redirect: HTTPRedirect) -> None:
+    def _count(self, entry: AccessLogEntry, redirect: HTTPRedirect) -> None:
         """Count the request and its answer for the endpoint with the deciding policy. Raises ValueError."""
         ingress = redirect.direction == "ingress"
-        endpoint = self._parties.endpoint(_end(line.destination if ingress else line.source)[0])
+        endpoint = self._parties.endpoint(_address_port(entry.destination if ingress else entry.source)[0])
         if endpoint is None:
             return
-        through = EndpointRedirect("http", ingress, _end(line.destination)[1], redirect.port)
-        self._statistics.request(endpoint.id, through, "Denied" if line.denied else "Forwarded")
-        if not line.denied:
-            self._statistics.response(endpoint.id, through, "Forwarded")
+        endpoint_redirect = EndpointRedirect(
+            "http", ingress, _address_port(entry.destination)[1], redirect.port
+        )
+        self._statistics.request(endpoint.id, endpoint_redirect, "Denied" if entry.denied else "Forwarded")
+        if not entry.denied:
+            self._statistics.response(endpoint.id, endpoint_redirect, "Forwarded")
 
-    def _record(self, line: AccessLogEntry, redirect: HTTPRedirect) -> RequestRecord:
+    def _record(self, entry: AccessLogEntry, redirect: HTTPRedirect) -> RequestRecord:
         """Return the request's event, with the status if it was denied. Raises OSError, ValueError."""
         ingress = redirect.direction == "ingress"
         return RequestRecord(
             answer=False,
-            time=line.time,
+            time=entry.time,
             ingress=ingress,
-            source=self._parties.party(line.source, 0 if ingress else redirect.identity),
-            destination=self._parties.party(line.destination, redirect.identity if ingress else 0),
-            verdict="Denied" if line.denied else "Forwarded",
-            code=line.code if line.denied else 0,
-            method=line.method or "",
-            url=f"{line.scheme or 'http'}://{line.host or ''}{line.path or ''}",
-            protocol=line.protocol or "",
-            headers={"X-Request-Id": [line.id]} if line.id else {},
+            source=self._parties.party(entry.source, 0 if ingress else redirect.identity),
+            destination=self._parties.party(entry.destination, redirect.identity if ingress else 0),
+            verdict="Denied" if entry.denied else "Forwarded",
+            code=entry.code if entry.denied else 0,
+            method=entry.method or "",
+            url=f"{entry.scheme or 'http'}://{entry.host or ''}{entry.path or ''}",
+            protocol=entry.protocol or "",
+            headers={"X-Request-Id": [entry.id]} if entry.id else {},
         )
 
 
-def _end(text: str) -> tuple[IPAddress, int]:
+def _address_port(text: str) -> tuple[IPAddress, int]:
     """Parse ``ADDRESS:PORT``, as Envoy logs it. Raises ValueError."""
     host, _, port = text.rpartition(":")
     return ip_address(host.strip("[]")), int(port)

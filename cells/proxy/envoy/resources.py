@@ -94,25 +94,25 @@ _SOL_SOCKET, _SO_MARK = 1, 36
 INGRESS_PROXY: Final = 0x0A00
 EGRESS_PROXY: Final = 0x0B00
 """Marks of packets from proxies; the egress mark also has the pod's identity."""
-_ANSWERS: Final = {
+_ANSWER_MARK: Final = {
     "level": _SOL_SOCKET,
     "name": _SO_MARK,
     "int_value": EGRESS_PROXY,
     "state": "STATE_PREBIND",
 }
 """Mark of answers to pods at egress; packets that Envoy sends with pods' addresses have another one."""
-_TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
+_TRANSLATED_ANSWER_MARK: Final = _ANSWER_MARK | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
 TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}
-"""Listening addresses for connections that netfilter has translated, such as kube-proxy's node ports."""
+"""Listening addresses for connections that netfilter has translated, such as to kube-proxy's node ports."""
 TRANSLATED_ANSWER: Final = INGRESS_PROXY | 1
 """Mark of answers to them; nftables rules restore the client's port."""
 STATISTICS: Final = "hive"
 """Prefix of Envoy's statistics of HTTP requests."""
 DENIED: Final = "Access denied\r\n"
-FOR_EVER: Final = "0s"
-LARGEST_EXPRESSION: Final = 1_000_000
-"""Maximum size of a RE2 program in instructions; Envoy's default of 100 is too small for valid rules."""
+NO_TIMEOUT: Final = "0s"
+MAX_REGEX_PROGRAM_SIZE: Final = 1_000_000
+"""Maximum size of an RE2 program in instructions; Envoy's default of 100 is too small for valid rules."""
 
 
 class EnvoyFiles(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
 
 
 _NANOSECONDS: Final = "%Y-%m-%dT%H:%M:%S.%9fZ"
-_LINE: Final = {
+_LOG_FORMAT: Final = {
     "time": f"%START_TIME({_NANOSECONDS})%",
     "end": f"%EMIT_TIME({_NANOSECONDS})%",
     "source": "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS%",
@@ -208,7 +208,7 @@ def bootstrap(place: EnvoyFiles) -> Resource:
         "dynamic_resources": {"cds_config": _file(place.clusters), "lds_config": _file(place.listeners)},
         "layered_runtime": {
             "layers": [
-                {"name": "hive", "static_layer": {"re2.max_program_size.error_level": LARGEST_EXPRESSION}}
+                {"name": "hive", "static_layer": {"re2.max_program_size.error_level": MAX_REGEX_PROGRAM_SIZE}}
             ]
         },
     }
@@ -271,7 +271,9 @@ def _listener(
     source = "extensions.filters.listener.original_src.v3.OriginalSrc"
     filters = [
         _filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst"),
-        _filter("original_src", source, mark=_mark(redirect)),  # the server sees the client's address
+        _filter(
+            "original_src", source, mark=_mark(redirect)
+        ),  # the server sees the client's address as the source
     ]
     return _any(
         "config.listener.v3.Listener",
@@ -279,10 +281,13 @@ def _listener(
         address=first,
         additional_addresses=[
             *({"address": one} for one in others),
-            *({"address": one, "socket_options": {"socket_options": [_TRANSLATED]}} for one in translated),
+            *(
+                {"address": one, "socket_options": {"socket_options": [_TRANSLATED_ANSWER_MARK]}}
+                for one in translated
+            ),
         ],
         transparent=True,
-        **({} if redirect.direction == "ingress" else {"socket_options": [_ANSWERS]}),
+        **({} if redirect.direction == "ingress" else {"socket_options": [_ANSWER_MARK]}),
         listener_filters=filters,
         filter_chains=[{"filters": [_connection_manager(redirect, settings, place)]}],
     )
@@ -297,10 +302,10 @@ def _mark(redirect: HTTPRedirect) -> int:
 
 
 def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: EnvoyFiles) -> Resource:
-    normal = settings.http_normalize_path
-    inward = redirect.direction == "ingress"
+    normalize = settings.http_normalize_path
+    ingress = redirect.direction == "ingress"
     trusted = (
-        settings.proxy_xff_num_trusted_hops_ingress if inward else settings.proxy_xff_num_trusted_hops_egress
+        settings.proxy_xff_num_trusted_hops_ingress if ingress else settings.proxy_xff_num_trusted_hops_egress
     )
     return _filter(
         "http",
@@ -310,18 +315,18 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
         use_remote_address=True,
         xff_num_trusted_hops=trusted,
         skip_xff_append=True,
-        normalize_path=normal,
-        merge_slashes=normal,
-        path_with_escaped_slashes_action="UNESCAPE_AND_REDIRECT" if normal else "KEEP_UNCHANGED",
+        normalize_path=normalize,
+        merge_slashes=normalize,
+        path_with_escaped_slashes_action="UNESCAPE_AND_REDIRECT" if normalize else "KEEP_UNCHANGED",
         server_header_transformation="PASS_THROUGH",
-        stream_idle_timeout=FOR_EVER,
+        stream_idle_timeout=NO_TIMEOUT,
         upgrade_configs=[{"upgrade_type": "websocket"}],
         access_log=[
             _filter(
                 "requests",
                 "extensions.access_loggers.file.v3.FileAccessLog",
                 path=str(place.requests),
-                log_format={"json_format": {"redirect": redirect.name, **_LINE}},
+                log_format={"json_format": {"redirect": redirect.name, **_LOG_FORMAT}},
             )
         ],
         http_filters=[
@@ -333,15 +338,15 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
 def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
     """Return the routes of a redirect: one for each rule, and a last one that answers 403."""
     rules = (HTTPRule(),) if redirect.rules is None else redirect.rules
-    passing = [_route(rule, settings) for rule in rules]
-    refusing = {
+    allowing = [_route(rule, settings) for rule in rules]
+    denying = {
         "match": {"prefix": ""},
         "direct_response": {"status": 403, "body": {"inline_string": DENIED}},
     }
     return _any(
         "config.route.v3.RouteConfiguration",
         name=redirect.name,
-        virtual_hosts=[{"name": redirect.name, "domains": ["*"], "routes": [*passing, refusing]}],
+        virtual_hosts=[{"name": redirect.name, "domains": ["*"], "routes": [*allowing, denying]}],
     )
 
 

@@ -32,14 +32,14 @@ CHANGED_PORT: Final = 0x8000
 """The bit of the client's port that the datapath flips."""
 TRANSLATED: Final = 0x0100
 """Mark by which the datapath recognizes translated packets."""
-_AGAIN: Final = 0x0201
+_REINJECTED: Final = 0x0201
 """Mark of packets to Envoy with a changed client port."""
-_KIND: Final = 0x0F00
-_RAW, _LAST = -300, 300  # NF_IP_PRI_RAW; after source translation
+_MARK_MASK: Final = 0x0F00
+_RAW, _LAST = -300, 300  # NF_IP_PRI_RAW; after NF_IP_PRI_NAT_SRC
 _PREROUTING, _OUTPUT, _POSTROUTING = 0, 3, 4  # NF_INET_*
-_CHECKSUM: Final = 16
+_CHECKSUM_OFFSET: Final = 16
 """Offset of the checksum in the TCP header."""
-_EVERY: Final = message_filter(())
+_ANY_MESSAGE: Final = message_filter(())
 """Matches all messages: a filter sees only the start of a message, which may contain several tables' events.
 """
 
@@ -52,7 +52,7 @@ CHAINS: Final = (
             NftablesRule(
                 (
                     *nftables.match_input_link("cilium_net"),
-                    *nftables.match_mark(_KIND | 0xFF, _AGAIN),
+                    *nftables.match_mark(_MARK_MASK | 0xFF, _REINJECTED),
                     nftables.notrack(),
                 )
             ),
@@ -66,7 +66,7 @@ CHAINS: Final = (
             NftablesRule(
                 (
                     *nftables.match_mark(0xFFFFFFFF, TRANSLATED_ANSWER),
-                    *nftables.change_destination_port(CHANGED_PORT, _CHECKSUM),
+                    *nftables.change_destination_port(CHANGED_PORT, _CHECKSUM_OFFSET),
                     *nftables.set_mark_bits(0xFFFFFFFF, 0),
                 )
             ),
@@ -80,7 +80,7 @@ CHAINS: Final = (
             NftablesRule(
                 (
                     *nftables.match_conntrack(direction=nftables.ORIGINAL, status=nftables.TRANSLATED),
-                    *nftables.match_mark(_KIND, 0),
+                    *nftables.match_mark(_MARK_MASK, 0),
                     *nftables.set_mark_bits(0, TRANSLATED),
                 )
             ),
@@ -102,9 +102,9 @@ class TranslatedConnections:
         if not ports.serves:
             jobs.one_shot("remove rules", self._remove)
             return
-        self._soon = jobs.timer("keep rules", self._keep, math.inf).trigger
-        jobs.observe("follow redirects", self._changes, self._look)
-        jobs.observe("watch rules", self._hints, self._look)
+        self._reconcile_soon = jobs.timer("keep rules", self._reconcile, math.inf).trigger
+        jobs.observe("follow redirects", self._changes, self._trigger)
+        jobs.observe("watch rules", self._table_events, self._trigger)
 
     async def _changes(self) -> AsyncIterator[None]:
         changes = self._redirects.changes()
@@ -113,14 +113,14 @@ class TranslatedConnections:
             yield
             await changes.wait()
 
-    async def _hints(self) -> AsyncIterator[None]:
-        async for hint in notifications(nftables.GROUP, _EVERY, protocol=nftables.PROTOCOL):
+    async def _table_events(self) -> AsyncIterator[None]:
+        async for hint in notifications(nftables.GROUP, _ANY_MESSAGE, protocol=nftables.PROTOCOL):
             yield hint
 
-    async def _look(self, _: object) -> None:
-        self._soon()
+    async def _trigger(self, _: object) -> None:
+        self._reconcile_soon()
 
-    async def _keep(self) -> None:
+    async def _reconcile(self) -> None:
         """Write or remove the table as needed. Raises NetlinkError."""
         if any(one.direction == "ingress" for one in self._redirects.all()):
             await to_thread.run_sync(self._write)

@@ -21,7 +21,7 @@ def executable(path: Path) -> Path:
 
 def test_an_image_finds_its_envoy_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "find_spec", lambda _name: None)
-    monkeypatch.setattr(ports, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
+    monkeypatch.setattr(ports, "PROGRAM_PATHS", (str(tmp_path / "usr/bin/envoy"),))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert EnvoyProgram(EnvoyProgramSettings()).path is None
     of_image = executable(tmp_path / "usr/bin/envoy")
