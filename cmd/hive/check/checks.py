@@ -12,9 +12,9 @@ from hive.check.objects import OPEN, SHUT, policies, server_name
 from hive.check.probe import Try
 from hive.check.run import (
     FAMILIES,
-    Asked,
     Check,
     Place,
+    PlannedTry,
     Result,
     Role,
     Run,
@@ -62,18 +62,18 @@ def _pods_other_node(run: Run, result: Result) -> None:
 
 
 def _reach(run: Run, result: Result, pairs: Iterable[tuple[str, str]]) -> None:
-    for one in run.ask(result, run.between(("client", "server"), pairs, ("tcp", "udp"))):
+    for one in run.run_tries(result, run.between(("client", "server"), pairs, ("tcp", "udp"))):
         back = one.path._replace(sender=one.path.receiver, receiver=one.path.sender)
         run.broken |= {one.path, back}
 
 
 def _mtu(run: Run, result: Result) -> None:
-    run.ask(result, run.between(("client", "server"), run.pairs(), ("mtu", "bulk")))
+    run.run_tries(result, run.between(("client", "server"), run.pairs(), ("mtu", "bulk")))
 
 
 def _service(run: Run, result: Result) -> None:
     services = run.site.services()
-    asked = []
+    planned = []
     for sender, receiver in run.pairs():
         one, server = run.place(sender, "client"), run.place(receiver, "server")
         service = services[receiver]
@@ -81,15 +81,15 @@ def _service(run: Run, result: Result) -> None:
             if ip_version(address) in run.versions:
                 where = shown_address(address, service.port, "tcp")
                 about = f"{place_title(one)} → service of {server.name}, {where}"
-                what = run.what("tcp", address, service.port)
-                asked.append(Asked(one, receiver, about, what, server.name))
-    run.ask(result, asked)
+                what = run.make_try("tcp", address, service.port)
+                planned.append(PlannedTry(one, receiver, about, what, server.name))
+    run.run_tries(result, planned)
 
 
 def _node_port(run: Run, result: Result) -> None:
     """Each server by the node port of its own node and of the client's node; also from outside."""
     services = run.site.services()
-    asked = []
+    planned = []
     for sender, receiver in run.pairs():
         server, port = run.place(receiver, "server"), services[receiver].node_port
         for place in (run.place(sender, "client"), *_outsiders(run)):
@@ -99,12 +99,14 @@ def _node_port(run: Run, result: Result) -> None:
                     if port and (address := host.address(version)):
                         spot = shown_address(address, port, "tcp")
                         about = f"{place_title(place)} → node port of {server.name} at {node}, {spot}"
-                        what = run.what("tcp", address, port)
+                        what = run.make_try("tcp", address, port)
                         if place.role == "outside":  # it enters at the node and is forwarded
-                            asked.append(Asked(place._replace(node=node), receiver, about, what, server.name))
+                            planned.append(
+                                PlannedTry(place._replace(node=node), receiver, about, what, server.name)
+                            )
                         else:
-                            asked.append(Asked(place, receiver, about, what, server.name, node))
-    run.ask(result, asked)
+                            planned.append(PlannedTry(place, receiver, about, what, server.name, node))
+    run.run_tries(result, planned)
 
 
 def _outsiders(run: Run) -> list[Place]:
@@ -113,46 +115,46 @@ def _outsiders(run: Run) -> list[Place]:
 
 def _dns(run: Run, result: Result) -> None:
     services = run.site.services()
-    asked = []
+    planned = []
     for node in run.nodes:
         client = run.place(node, "client")
         name = f"{server_name(node)}.{run.site.namespace}.svc"
-        asked.append(Asked(client, node, f"{place_title(client)}: {name}", run.what("name", name)))
-    for one in asked:
+        planned.append(PlannedTry(client, node, f"{place_title(client)}: {name}", run.make_try("name", name)))
+    for one in planned:
         wanted = set(services[one.place.node].addresses)
-        answers = run.site.ask({one.place: [one.what]})[one.place]
+        answers = run.site.ask({one.place: [one.request]})[one.place]
         result.tries += 1
         found = set(answers[0].who.split())
         if not answers[0].ok:
-            result.failures.append(f"{one.about}: {answers[0].why}")
+            result.failures.append(f"{one.title}: {answers[0].why}")
         elif not found or not found <= wanted:
-            result.failures.append(f"{one.about}: is {answers[0].who}, expected {' '.join(sorted(wanted))}")
+            result.failures.append(f"{one.title}: is {answers[0].who}, expected {' '.join(sorted(wanted))}")
 
 
 def _host(run: Run, result: Result) -> None:
     to_nodes = run.between(("client", "host"), run.pairs(), port=run.site.host_port)
     to_pods = run.between(("host", "server"), run.pairs())
-    failed = run.ask(result, [*to_nodes, *to_pods])
+    failed = run.run_tries(result, [*to_nodes, *to_pods])
     run.broken |= {one.path._replace(of="nodes") for one in failed if one.place.role == "client"}
 
 
 def _outside(run: Run, result: Result) -> None:
-    asked = []
+    planned = []
     for node in run.nodes:
         client = run.place(node, "client")
         for place in _outsiders(run):
             for version in run.versions:
                 if address := place.address(version):
                     about = f"{place_title(client)} → outside, {shown_address(address, OPEN, 'tcp')}"
-                    what = run.what("tcp", address, OPEN)
-                    asked.append(Asked(client, node, about, what, place.name))
+                    what = run.make_try("tcp", address, OPEN)
+                    planned.append(PlannedTry(client, node, about, what, place.name))
         if run.outside:
             host, port = outside_of(run.outside)
             about = f"{place_title(client)} → outside, {shown_address(host, port, 'connect')}"
-            asked.append(Asked(client, node, about, run.what("connect", host, port)))
-    if not asked:
+            planned.append(PlannedTry(client, node, about, run.make_try("connect", host, port)))
+    if not planned:
         raise SkippedError("give an address to try: --outside ADDRESS:PORT")
-    run.ask(result, asked)
+    run.run_tries(result, planned)
 
 
 def outside_of(text: str) -> tuple[str, int]:
@@ -183,14 +185,14 @@ def _policy(kind: str, direction: str) -> Callable[[Run, Result], None]:
         else:
             denied = [*port_denied, *_denied(run, ("client", "host"), run.pairs(), run.site.host_port)]
         open_before = [_expecting(one, answers=True) for one in denied]
-        if run.ask(result, open_before):
+        if run.run_tries(result, open_before):
             result.failures.append("so the policy could not be tried")
             return
         objects = policies(kind, direction, run.site.namespace)
         try:
             run.site.apply(objects)
-            run.ask(result, denied)
-            run.ask(result, allowed)
+            run.run_tries(result, denied)
+            run.run_tries(result, allowed)
         finally:
             run.site.remove(objects)
 
@@ -199,14 +201,14 @@ def _policy(kind: str, direction: str) -> Callable[[Run, Result], None]:
 
 def _denied(
     run: Run, roles: tuple[Role, Role], pairs: Iterable[tuple[str, str]], port: int
-) -> Iterator[Asked]:
+) -> Iterator[PlannedTry]:
     for one in run.between(roles, pairs, port=port, answers=False):
-        yield one._replace(about=f"{one.about}, denied by the policy")
+        yield one._replace(title=f"{one.title}, denied by the policy")
 
 
-def _expecting(one: Asked, *, answers: bool) -> Asked:
-    about = one.about.replace("denied by the policy", "before the policy")
-    return one._replace(about=about, what=Try(**{**one.what, "answers": answers}))
+def _expecting(one: PlannedTry, *, answers: bool) -> PlannedTry:
+    about = one.title.replace("denied by the policy", "before the policy")
+    return one._replace(title=about, request=Try(**{**one.request, "answers": answers}))
 
 
 CHECKS: Final = (

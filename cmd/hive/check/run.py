@@ -98,27 +98,31 @@ class Path(NamedTuple):
         return f"{self.sender} → {to} ({FAMILIES.get(self.version, 'by name')})"
 
 
-class Asked(NamedTuple):
-    """One try with its source, and its description."""
+class PlannedTry(NamedTuple):
+    """A try with its source, its title in failures, and the server that must answer."""
 
     place: Place
     to_node: str
-    about: str
-    what: Try
-    who: str = ""
-    """The server that must answer, if that matters."""
-    by: str = ""
-    """The node of the node port, if it uses one."""
+    title: str
+    request: Try
+    server: str = ""
+    """The name of the server that must answer; empty if any may."""
+    node_port_node: str = ""
+    """The node of the node port, if the try uses one."""
 
     @property
     def path(self) -> Path:
         """The nodes of source and destination."""
-        return Path(self.place.node, self.to_node, ip_version(self.what["to"]), "pods")
+        return Path(self.place.node, self.to_node, ip_version(self.request["to"]), "pods")
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All paths that must work for it."""
-        return (self.path, self.path._replace(receiver=self.by, of="nodes")) if self.by else (self.path,)
+        return (
+            (self.path, self.path._replace(receiver=self.node_port_node, of="nodes"))
+            if self.node_port_node
+            else (self.path,)
+        )
 
 
 @dataclass
@@ -221,54 +225,54 @@ class Run:
         *,
         port: int = OPEN,
         answers: bool = True,
-    ) -> Iterator[Asked]:
+    ) -> Iterator[PlannedTry]:
         """Return tries of every kind and family from one place to another."""
         for sender, receiver in pairs:
             one, other = self.place(sender, roles[0]), self.place(receiver, roles[1])
             for version in self.versions:
                 if address := other.address(version):
                     for kind in kinds:
-                        what = self.what(kind, address, port, answers=answers)
+                        what = self.make_try(kind, address, port, answers=answers)
                         about = (
                             f"{place_title(one)} → {place_title(other)}, {shown_address(address, port, kind)}"
                         )
-                        yield Asked(one, receiver, about, what, other.name if answers else "")
+                        yield PlannedTry(one, receiver, about, what, other.name if answers else "")
 
-    def what(self, kind: Kind, to: str, port: int = 0, *, answers: bool = True) -> Try:
-        """Return a try with the timeout of a check."""
+    def make_try(self, kind: Kind, to: str, port: int = 0, *, answers: bool = True) -> Try:
+        """Return a try with the check's timeout."""
         return Try(kind=kind, to=to, port=port, answers=answers, within=self.within)
 
-    def ask(self, result: Result, asked: Iterable[Asked]) -> list[Asked]:
-        """Run the tries on paths that are not known to be broken; return the failures, also in the result.
+    def run_tries(self, result: Result, planned: Iterable[PlannedTry]) -> list[PlannedTry]:
+        """Run tries, except those on broken paths; add failures to the result, and return them.
 
-        Raises SkippedError if no try is left.
+        Raises SkippedError if no try remains.
         """
-        asked = list(asked)
-        wanted = [one for one in asked if self.broken.isdisjoint(one.paths)]
-        left = sorted({str(path) for one in asked for path in self.broken.intersection(one.paths)})
+        planned = list(planned)
+        wanted = [one for one in planned if self.broken.isdisjoint(one.paths)]
+        left = sorted({str(path) for one in planned for path in self.broken.intersection(one.paths)})
         if left:
             result.note = f"without {', '.join(left)}, which fails above"
         if not wanted:
             raise SkippedError(result.note or "there is nothing of the kind to try")
-        tries: dict[Place, list[Asked]] = {}
+        tries: dict[Place, list[PlannedTry]] = {}
         for one in wanted:
             tries.setdefault(one.place, []).append(one)
-        answers = self.site.ask({place: [one.what for one in each] for place, each in tries.items()})
+        answers = self.site.ask({place: [one.request for one in each] for place, each in tries.items()})
         failed = []
         for place, each in tries.items():
             for one, answer in zip(each, answers[place], strict=True):
                 result.tries += 1
                 if why := _wrong(one, answer):
-                    result.failures.append(f"{one.about}: {why}")
+                    result.failures.append(f"{one.title}: {why}")
                     failed.append(one)
         return failed
 
 
-def _wrong(asked: Asked, answer: Answer) -> str:
+def _wrong(planned: PlannedTry, answer: Answer) -> str:
     if not answer.ok:
         return answer.why
-    if asked.who and asked.what["kind"] in {"tcp", "udp", "bulk"} and answer.who != asked.who:
-        return f"{answer.who or 'another program'} answers instead of {asked.who}"
+    if planned.server and planned.request["kind"] in {"tcp", "udp", "bulk"} and answer.who != planned.server:
+        return f"{answer.who or 'another program'} answers instead of {planned.server}"
     return ""
 
 

@@ -34,10 +34,10 @@ from hive import completion
 from hive.client import TIMEOUT, connect, socket_option
 from hive.names import endpoint_number
 from hive.observe.drop_reason import reason_text
-from hive.observe.monitor_filter import VERDICTS, Wanted
-from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, stored_and_live
+from hive.observe.monitor_filter import VERDICTS, EventFilter
+from hive.observe.monitor_history import LISTENING, HistoricNames, Moment, RecordedEvent, stored_and_live
 from hive.observe.monitor_json import json_line
-from hive.observe.monitor_rules import Rules, rules_text
+from hive.observe.monitor_rules import DecidingRules, rules_text
 from hive.output import BAD, GOOD, QUIET, echo_fitted
 
 KINDS: Final[dict[str, tuple[type, ...]]] = {
@@ -200,8 +200,8 @@ def command(
         raise click.UsageError(
             "--monitor-socket has only events that come: leave it out with --since and --last (see --socket)"
         )
-    names = NamesThen(agent_socket, numeric=numeric)
-    wanted = Wanted(
+    names = HistoricNames(agent_socket, numeric=numeric)
+    event_filter = EventFilter(
         tuple(one for kind in kinds for one in KINDS[kind]),
         _numbers(source, agent_socket),
         _numbers(destination, agent_socket),
@@ -213,35 +213,39 @@ def command(
         names if pods or namespaces else None,
     )
 
-    def shows(seen: Seen) -> bool:
-        names.at(seen)
-        return wanted.shows(seen.event)
+    def selects(recorded: RecordedEvent) -> bool:
+        names.use_names_of(recorded)
+        return event_filter.matches(recorded.event)
 
     as_json = as_json or output == "json"
     shown = lost = 0
     explained: set[int] = set()
-    known = Rules(agent_socket) if rules else None
+    deciding_rules = DecidingRules(agent_socket) if rules else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with a summary
     try:
         if past:
             found = stored_and_live(
-                agent_socket, since, last, shows, named=not numeric or bool(pods or namespaces)
+                agent_socket, since, last, selects, named=not numeric or bool(pods or namespaces)
             )
         else:
-            found = filter(shows, live_events(monitor_socket or agent_socket.with_name(SOCKET)))
-        for seen in found:
-            names.at(seen)
-            event = seen.event
+            found = filter(selects, live_events(monitor_socket or agent_socket.with_name(SOCKET)))
+        for recorded in found:
+            names.use_names_of(recorded)
+            event = recorded.event
             shown += not isinstance(event, Lost)
             lost += event.count if isinstance(event, Lost) else 0
             if isinstance(event, Drop) and not as_json and event.reason not in explained:
                 explained.add(event.reason)
                 echo_fitted(f"{reason_text(event.reason)} (hive drop-reason)", err=True)
-            by = known.of(event) if known is not None and isinstance(event, Verdict) else None
+            by = (
+                deciding_rules.deciding(event)
+                if deciding_rules is not None and isinstance(event, Verdict)
+                else None
+            )
             click.echo(
-                json_line(event, seen.cpu, seen.time, names.shown, by)
+                json_line(event, recorded.cpu, recorded.time, names.shown, by)
                 if as_json
-                else _line(event, seen.time, names.shown, by)
+                else _line(event, recorded.time, names.shown, by)
             )
             if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
                 click.echo(hex_dump(event.packet))
@@ -255,13 +259,13 @@ def command(
     )
 
 
-def live_events(path: Path) -> Iterator[Seen]:
+def live_events(path: Path) -> Iterator[RecordedEvent]:
     """Yield events until the agent closes the connection. Raises click.ClickException."""
     with connect(path) as stream:
         click.echo(LISTENING, err=True)
         for each in events(stream):
             event = each if isinstance(each, Lost) else decode(each.data)
-            yield Seen(event, datetime.now().astimezone(), each.cpu)
+            yield RecordedEvent(event, datetime.now().astimezone(), each.cpu)
 
 
 def events(stream: socket.socket) -> Iterator[Sample | Lost]:

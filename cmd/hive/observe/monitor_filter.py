@@ -1,4 +1,4 @@
-"""The filters of ``hive monitor``."""
+"""Selects the events of ``hive monitor`` by kind, endpoint, pod, namespace, network and verdict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from cells.observe.events import (
 
 VERDICTS: Final = ("forwarded", "dropped", "redirected", "audit", "error")
 """The verdicts of ``hubble observe --verdict``."""
-_OF_RECORDS: Final = {"Forwarded": "forwarded", "Denied": "dropped"}
+_RECORD_VERDICTS: Final = {"Forwarded": "forwarded", "Denied": "dropped"}
 
 
 class PodNames(Protocol):
-    """Finds pods, as ``namespace/name``; empty if there is none."""
+    """Resolves endpoints and addresses to pods (``namespace/name``); empty if there is none."""
 
     def endpoint(self, number: int, /) -> str:
         """Return the pod of an endpoint of this node."""
@@ -49,16 +49,16 @@ def verdict_of(event: Event) -> str:
         case Verdict():
             return "dropped" if event.verdict < 0 else "redirected" if event.verdict else "forwarded"
         case RequestRecord() | LookupRecord():
-            return _OF_RECORDS.get(event.verdict, "error")
+            return _RECORD_VERDICTS.get(event.verdict, "error")
     return ""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The selected events; events about losses are always shown."""
+class EventFilter:
+    """A filter of events; lost-event notifications always match."""
 
     kinds: tuple[type, ...] = ()
-    """Empty: all."""
+    """Event types; empty: all."""
     source: frozenset[int] = frozenset()
     destination: frozenset[int] = frozenset()
     related: frozenset[int] = frozenset()
@@ -69,23 +69,23 @@ class Wanted:
     namespaces: frozenset[str] = frozenset()
     """Namespaces of pods on either end."""
     names: PodNames | None = None
-    """Finds pods, for ``pods`` and ``namespaces``."""
+    """Resolves the pods for ``pods`` and ``namespaces``."""
 
-    def shows(self, event: Event) -> bool:
-        """Whether the event is selected."""
+    def matches(self, event: Event) -> bool:
+        """Whether the event matches all criteria."""
         if isinstance(event, Lost):
             return True
         if self.kinds and not isinstance(event, self.kinds):
             return False
         if self.verdicts and verdict_of(event) not in self.verdicts:
             return False
-        return self._numbered(event) and self._named(event)
+        return self._matches_endpoints(event) and self._matches_pods(event)
 
-    def _numbered(self, event: Event) -> bool:
+    def _matches_endpoints(self, event: Event) -> bool:
         if isinstance(event, AgentNotification | Raw | Lost):
             return not (self.source or self.destination or self.related or self.networks)
         if isinstance(event, RequestRecord | LookupRecord):
-            return self._asks(event)
+            return self._record_matches_endpoints(event)
         if isinstance(event, TraceSock):
             endpoints = self.source or self.destination or self.related
             return not endpoints and (
@@ -100,10 +100,10 @@ class Wanted:
             (not self.source or source in self.source)
             and (not self.destination or destination in self.destination)
             and (not self.related or not self.related.isdisjoint({event.source, destination}))
-            and (not self.networks or self._between(dissect(event.packet)))
+            and (not self.networks or self._matches_networks(dissect(event.packet)))
         )
 
-    def _named(self, event: Event) -> bool:
+    def _matches_pods(self, event: Event) -> bool:
         if self.names is None or not (self.pods or self.namespaces):
             return True
         return any(
@@ -112,7 +112,7 @@ class Wanted:
             for name in filter(None, _pods_of(event, self.names))
         )
 
-    def _asks(self, event: RequestRecord | LookupRecord) -> bool:
+    def _record_matches_endpoints(self, event: RequestRecord | LookupRecord) -> bool:
         ends = event.source, event.destination
         endpoints = {one.endpoint for one in ends}
         return (
@@ -125,7 +125,7 @@ class Wanted:
             )
         )
 
-    def _between(self, packet: Packet | None) -> bool:
+    def _matches_networks(self, packet: Packet | None) -> bool:
         ends = () if packet is None else (packet.source, packet.destination)
         return any(end is not None and end in network for network in self.networks for end in ends)
 

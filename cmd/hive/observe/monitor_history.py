@@ -1,6 +1,6 @@
-"""The events of ``hive monitor``: live ones, optionally preceded by stored ones.
+"""The event stream of ``hive monitor``: live events, optionally preceded by stored ones.
 
-A stored event has the names of its time, since its pod may have been deleted.
+Stored events have the names valid at their time, since their pods may have been deleted.
 """
 
 import binascii
@@ -48,102 +48,118 @@ class Moment(click.ParamType[int]):
         return moment
 
 
-class Seen(NamedTuple):
-    """An event with its time and the CPU of its buffer."""
+class RecordedEvent(NamedTuple):
+    """An event with its time and the CPU of its perf buffer."""
 
     event: Event
     time: datetime
     cpu: int | None
     names: Mapping[str, Any] | None = None
-    """Names of its time, as sent by the agent; None for a live event."""
+    """Names valid at its time, sent by the agent; None for a live event."""
 
 
-class NamesThen:
-    """Names of an event's time, by default the current ones."""
+class HistoricNames:
+    """Resolves numbers and addresses to the names valid at an event's time, or else the current names."""
 
     def __init__(self, agent_socket: Path, *, numeric: bool) -> None:
-        self.now = Names(agent_socket, TIMEOUT)
+        self.current = Names(agent_socket, TIMEOUT)
         self.shown: EventNames = NUMBERS if numeric else self
-        """The names for output."""
-        self._then: Mapping[str, Any] = {}
+        """The resolver for output: this one, or numbers only."""
+        self._historic: Mapping[str, Any] = {}
 
-    def at(self, seen: Seen) -> None:
-        """Use the names of this event from now on."""
-        self._then = seen.names or {}
+    def use_names_of(self, recorded: RecordedEvent) -> None:
+        """Resolve with the names of this event from now on."""
+        self._historic = recorded.names or {}
 
     def endpoint(self, number: int, /) -> str:
         """Return ``namespace/name`` of an endpoint's pod."""
-        return self._known("endpoints", str(number)) or self.now.endpoint(number)
+        return self._historic_name("endpoints", str(number)) or self.current.endpoint(number)
 
     def identity(self, number: int, /) -> str:
         """Return the short labels of an identity."""
-        return labels_text(self._known("identities", str(number)) or ()) or self.now.identity(number)
+        return labels_text(self._historic_name("identities", str(number)) or ()) or self.current.identity(
+            number
+        )
 
     def address(self, address: str, /) -> str:
         """Return the pod, service or node with an address."""
-        return self._known("pods", address) or self._known("services", address) or self.now.address(address)
+        return (
+            self._historic_name("pods", address)
+            or self._historic_name("services", address)
+            or self.current.address(address)
+        )
 
     def pod(self, address: str, /) -> str:
         """Return the pod with an address, on any node."""
-        return self._known("pods", address) or self.now.pod(address)
+        return self._historic_name("pods", address) or self.current.pod(address)
 
-    def _known(self, kind: str, key: str) -> Any:
-        return self._then.get(kind, {}).get(key, "")
+    def _historic_name(self, kind: str, key: str) -> Any:
+        return self._historic.get(kind, {}).get(key, "")
 
 
 def stored_and_live(
-    agent_socket: Path, since: int | None, last: int | None, shows: Callable[[Seen], bool], *, named: bool
-) -> Iterator[Seen]:
+    agent_socket: Path,
+    since: int | None,
+    last: int | None,
+    selects: Callable[[RecordedEvent], bool],
+    *,
+    named: bool,
+) -> Iterator[RecordedEvent]:
     """Yield stored events since a time, or the last N selected ones, then live events.
 
     Raises click.ClickException with one line if the agent stores none, and when it stops.
     """
     query = urlencode({"since": since or 0, "names": str(named).lower()})
-    return _recalled(follow(f"/hive/events?{query}", agent_socket), since, last, shows)
+    return _stored_then_live(follow(f"/hive/events?{query}", agent_socket), since, last, selects)
 
 
-def _recalled(
-    lines: Iterable[Mapping[str, Any]], since: int | None, last: int | None, shows: Callable[[Seen], bool]
-) -> Iterator[Seen]:
-    held: deque[Seen] = deque()
+def _stored_then_live(
+    lines: Iterable[Mapping[str, Any]],
+    since: int | None,
+    last: int | None,
+    selects: Callable[[RecordedEvent], bool],
+) -> Iterator[RecordedEvent]:
+    selected: deque[RecordedEvent] = deque()
     events = 0
-    past = True
+    replaying = True
     for line in lines:
         if "history" in line:
-            _mention(line["history"], since)
+            _print_history_start(line["history"], since)
         elif "live" in line:
-            yield from held
-            held.clear()
-            past = False
+            yield from selected
+            selected.clear()
+            replaying = False
             click.echo(LISTENING, err=True)
-        elif shows(seen := _seen(line)):
-            if last is None or not past:
-                yield seen
+        elif selects(recorded := _recorded_event(line)):
+            if last is None or not replaying:
+                yield recorded
                 continue
-            held.append(seen)
-            events += not isinstance(seen.event, Lost)
+            selected.append(recorded)
+            events += not isinstance(recorded.event, Lost)
             while events > last:
-                events -= not isinstance(held.popleft().event, Lost)
+                events -= not isinstance(selected.popleft().event, Lost)
 
 
-def _mention(history: Mapping[str, Any], since: int | None) -> None:
+def _print_history_start(history: Mapping[str, Any], since: int | None) -> None:
     """Print where the stored events start, if that is later than requested."""
-    begins = history["begins"]
-    if begins is None:
+    start = history["begins"]
+    if start is None:
         click.echo("the agent holds no events yet", err=True)
-    elif since is not None and begins > since and history["held"] == history["capacity"]:
+    elif since is not None and start > since and history["held"] == history["capacity"]:
         click.echo(
-            f"the agent's events begin at {_local(begins):%H:%M:%S}: it holds {history['held']}"
+            f"the agent's events begin at {_local(start):%H:%M:%S}: it holds {history['held']}"
             " (hubble-event-buffer-capacity)",
             err=True,
         )
 
 
-def _seen(line: Mapping[str, Any]) -> Seen:
+def _recorded_event(line: Mapping[str, Any]) -> RecordedEvent:
     if "data" not in line:
-        return Seen(Lost(line.get("lost", 0), line.get("cpu")), _local(line["time"]), line.get("cpu"))
+        return RecordedEvent(
+            Lost(line.get("lost", 0), line.get("cpu")), _local(line["time"]), line.get("cpu")
+        )
     data = binascii.a2b_base64(line["data"])
-    return Seen(decode(data), _local(line["time"]), line.get("cpu"), line.get("names"))
+    return RecordedEvent(decode(data), _local(line["time"]), line.get("cpu"), line.get("names"))
 
 
 def _local(nanoseconds: int) -> datetime:

@@ -1,6 +1,6 @@
-"""The rules that decided a policy verdict, queried from the agent.
+"""Queries the rules that decided a policy verdict from the agent.
 
-An event has only the verdict. If rules have changed since, the current ones are shown.
+Events have only the verdict. If rules have changed since, the current ones are shown.
 """
 
 import time
@@ -14,28 +14,28 @@ from cells.observe.events import Verdict
 from cells.observe.events.text import dissect
 from hive.client import ask
 
-RETAINED: Final = 2.0
+CACHE_SECONDS: Final = 2.0
 """Seconds for which an answer is reused."""
-MOST: Final = 1024
+MAX_CACHED: Final = 1024
 
-Question = tuple[int, str, int, int, int, str]
+VerdictQuery = tuple[int, str, int, int, int, str]
 
 
-class Rules:
-    """Answers of the agent, cached for some time; after a failure the agent is not queried again."""
+class DecidingRules:
+    """Queries deciding rules and caches them; after a failure it no longer queries."""
 
     def __init__(self, agent_socket: Path) -> None:
         self._socket = agent_socket
-        self._known: dict[Question, tuple[float, list[dict[str, Any]]]] = {}
-        self._silent = False
+        self._cached: dict[VerdictQuery, tuple[float, list[dict[str, Any]]]] = {}
+        self._failed = False
 
-    def of(self, verdict: Verdict) -> list[dict[str, Any]]:
+    def deciding(self, verdict: Verdict) -> list[dict[str, Any]]:
         """Return ``rule`` as text and ``labels`` of each deciding rule."""
         direction = "egress" if verdict.egress else "ingress"
         packet = dissect(verdict.packet)
         peer = (packet.destination if verdict.egress else packet.source) if packet is not None else None
         address = str(peer) if peer is not None else ""
-        question = (
+        query_key = (
             verdict.source,
             direction,
             verdict.remote_identity,
@@ -44,22 +44,22 @@ class Rules:
             address,
         )
         now = time.monotonic()
-        held = self._known.get(question)
-        if held is not None and now - held[0] < RETAINED:
-            return held[1]
-        if self._silent:
+        cached = self._cached.get(query_key)
+        if cached is not None and now - cached[0] < CACHE_SECONDS:
+            return cached[1]
+        if self._failed:
             return []
         names = ("endpoint", "direction", "identity", "protocol", "port", "address")
-        query = urlencode(dict(zip(names, question, strict=True)))
+        query = urlencode(dict(zip(names, query_key, strict=True)))
         try:
             found: list[dict[str, Any]] = ask(f"/hive/policy/verdict?{query}", self._socket)["rules"]
         except click.ClickException as error:
             click.echo(f"rules are not shown: {error.message}", err=True)
-            self._silent = True
+            self._failed = True
             return []
-        if len(self._known) >= MOST:
-            self._known.clear()
-        self._known[question] = (now, found)
+        if len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
+        self._cached[query_key] = (now, found)
         return found
 
 

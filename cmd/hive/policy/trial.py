@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from cells.policy.explain.cluster import Located
     from cells.policy.explain.trial import TriedFlow
 
-TRIED: Final = ("NetworkPolicy", "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy", "CiliumCIDRGroup")
+TRIED_KINDS: Final = (
+    "NetworkPolicy",
+    "CiliumNetworkPolicy",
+    "CiliumClusterwideNetworkPolicy",
+    "CiliumCIDRGroup",
+)
 CUT, UNKNOWN, UNANSWERED = 1, 3, 2
 """Exit codes."""
-SHOWN: Final = 3
-AT_ONCE: Final = 2000
+MAX_LISTED: Final = 3
+FLOWS_PER_REQUEST: Final = 2000
 """Number of flows in one request to the agent."""
 COLOURS: Final = {"cut": "red", "unknown": "yellow"}
 
@@ -32,8 +37,8 @@ class TrialError(click.ClickException):
     exit_code = UNANSWERED
 
 
-class Seen(NamedTuple):
-    """A connection, aggregated from its flows of one kind."""
+class TriedConnection(NamedTuple):
+    """A connection of this node's endpoint, aggregated from its flows."""
 
     end: str
     """The endpoint of this node."""
@@ -43,7 +48,7 @@ class Seen(NamedTuple):
     last: int
     """Time of the last flow, in nanoseconds since 1970."""
     remote: bool
-    """Whether the other side is a pod of another node, which decides there."""
+    """Whether the peer is a pod of another node, which enforces its own policies."""
 
 
 @click.command("try")
@@ -93,17 +98,19 @@ def try_policies(
       3  like 0, but the result for some flows is unknown
     """
     objects, notes = _objects(files)
-    seen, more = _connections(_responses(since, until, input_file, hubble_socket, timeout))
+    connections, more = _connections(_responses(since, until, input_file, hubble_socket, timeout))
     notes += more
-    fates, audited = _tried(objects, list(seen), agent_socket, timeout)
+    results, audited = _results(objects, list(connections), agent_socket, timeout)
     if audited:
         notes.append("policy-audit-mode: what would be cut here is only reported, and passes")
-    found = _grouped(seen, fates, objects)
+    found = _grouped(connections, results, objects)
     counts = {
-        fate: sum(one.flows for flow, one in seen.items() if fates[flow]["fate"] == fate)
+        fate: sum(one.flows for flow, one in connections.items() if results[flow]["fate"] == fate)
         for fate in ("passes", "cut", "denied", "unknown")
     }
-    elsewhere = sum(one.flows for flow, one in seen.items() if one.remote and fates[flow]["fate"] == "passes")
+    elsewhere = sum(
+        one.flows for flow, one in connections.items() if one.remote and results[flow]["fate"] == "passes"
+    )
     if elsewhere:
         notes.append(
             f"{elsewhere} of the flows that pass have a pod of another node on the other side, where that"
@@ -134,14 +141,14 @@ def _objects(files: Sequence[Path]) -> tuple[list[Located], list[str]]:
         for one in objects:
             if isinstance(one, BadFile):
                 raise TrialError(f"{one.file}:{one.line}: {one.reason}")
-            if one.object["kind"] in TRIED:
+            if one.object["kind"] in TRIED_KINDS:
                 found.append(one)
             else:
                 notes.append(
                     f"{one.at('')}: {one.object['kind']} does not belong to policies: it is not tried"
                 )
     if not found:
-        raise TrialError(f"no policy in {', '.join(map(str, files))}: expected {', '.join(TRIED)}")
+        raise TrialError(f"no policy in {', '.join(map(str, files))}: expected {', '.join(TRIED_KINDS)}")
     if any(_selects_nodes(one.object) for one in found):
         notes.append("rules for nodes are not tried: flows of pods are")
     return found, notes
@@ -210,16 +217,16 @@ def _moment(name: str, text: str | None) -> int | None:
 
 TRACE, VERDICT = 4, 5
 """Kinds of the datapath's events."""
-PORTS: Final = {"TCP": 6, "UDP": 17, "SCTP": 132}
-TYPES: Final = {"ICMPv4": 1, "ICMPv6": 58}
-NAMES: Final = {6: "TCP", 17: "UDP", 132: "SCTP", 1: "ICMP", 58: "ICMPV6"}
-NO_PODS: Final = frozenset(range(256)) - {5}
-"""Identities of endpoints that pod policies do not select; 5 is a pod without labels yet."""
+PORT_PROTOCOLS: Final = {"TCP": 6, "UDP": 17, "SCTP": 132}
+ICMP_PROTOCOLS: Final = {"ICMPv4": 1, "ICMPv6": 58}
+PROTOCOL_NAMES: Final = {6: "TCP", 17: "UDP", 132: "SCTP", 1: "ICMP", 58: "ICMPV6"}
+UNSELECTED_IDENTITIES: Final = frozenset(range(256)) - {5}
+"""Identities of endpoints that pod policies do not select; 5 (init) is a pod without labels yet."""
 
 
-def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow, Seen], list[str]]:
-    """Return the connections that this node decides, and the flows that are left out."""
-    found: dict[TriedFlow, Seen] = {}
+def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow, TriedConnection], list[str]]:
+    """Return the connections that this node's policies decide, and notes about skipped flows."""
+    found: dict[TriedFlow, TriedConnection] = {}
     lost = fragments = 0
     for response in responses:
         if response.lost_events is not None:
@@ -227,21 +234,21 @@ def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow,
         flow = response.flow
         if flow is None or flow.IP is None or flow.source is None or flow.destination is None:
             continue
-        if (port := _port(flow.l4)) is None:
+        if (port := _protocol_port(flow.l4)) is None:
             fragments += 1
             continue
-        for egress in _decided(flow):
+        for egress in _decided_directions(flow):
             tried = _tried_flow(flow, port, egress=egress)
             ends = flow.source, flow.destination
-            here, there = ends if egress else reversed(ends)
+            local, remote_end = ends if egress else reversed(ends)
             known = found.get(tried)
-            found[tried] = Seen(
-                _title(here, ""),
-                _title(there, tried.address),
-                f"{port[1]}/{NAMES[port[0]]}",
+            found[tried] = TriedConnection(
+                _title(local, ""),
+                _title(remote_end, tried.address),
+                f"{port[1]}/{PROTOCOL_NAMES[port[0]]}",
                 known.flows + 1 if known else 1,
                 max(flow.time or 0, known.last if known else 0),
-                not there.ID and bool(there.pod_name),
+                not remote_end.ID and bool(remote_end.pod_name),
             )
     notes = [f"{lost} events were lost before they became flows"] if lost else []
     if fragments:
@@ -249,21 +256,21 @@ def _connections(responses: Iterable[GetFlowsResponse]) -> tuple[dict[TriedFlow,
     return found, notes
 
 
-def _port(l4: Layer4 | None) -> tuple[int, int] | None:
+def _protocol_port(l4: Layer4 | None) -> tuple[int, int] | None:
     """Return protocol and destination port; for ICMP the type."""
-    for name, protocol in PORTS.items():
+    for name, protocol in PORT_PROTOCOLS.items():
         if (ports := getattr(l4, name, None)) is not None:
             return protocol, ports.destination_port
-    for name, protocol in TYPES.items():
+    for name, protocol in ICMP_PROTOCOLS.items():
         if (message := getattr(l4, name, None)) is not None:
             return protocol, message.type
     return None
 
 
-def _decided(flow: Flow) -> Iterator[bool]:
-    """Return the directions in which this node's policies allowed a connection; true is egress.
+def _decided_directions(flow: Flow) -> Iterator[bool]:
+    """Yield the directions in which this node's policies allowed a connection; True is egress.
 
-    A delivered packet has passed both. A verdict concerns one; replies have none.
+    A delivered packet has passed both directions, a policy verdict is for one, and replies have none.
     """
     from cells.hubble.enums import TraceObservationPoint, TraceReason, TrafficDirection
 
@@ -293,24 +300,24 @@ def _decided(flow: Flow) -> Iterator[bool]:
 
 
 def _is_pod(end: FlowEndpoint) -> bool:
-    return bool(end.ID) and end.identity not in NO_PODS
+    return bool(end.ID) and end.identity not in UNSELECTED_IDENTITIES
 
 
 def _tried_flow(flow: Flow, port: tuple[int, int], *, egress: bool) -> TriedFlow:
     from cells.policy.explain.trial import TriedFlow
 
     ends = (flow.source, flow.destination)
-    here, there = ends if egress else (ends[1], ends[0])
-    if here is None or there is None or flow.IP is None:
+    local, remote_end = ends if egress else (ends[1], ends[0])
+    if local is None or remote_end is None or flow.IP is None:
         raise TypeError("expected a flow with both ends")
     return TriedFlow(
         node=flow.node_name.removeprefix("default/"),
         direction="egress" if egress else "ingress",
-        endpoint=here.ID,
-        identity=here.identity,
-        labels=tuple(here.labels),
-        peer=there.identity,
-        peer_labels=tuple(there.labels),
+        endpoint=local.ID,
+        identity=local.identity,
+        labels=tuple(local.labels),
+        peer=remote_end.identity,
+        peer_labels=tuple(remote_end.labels),
         address=flow.IP.destination if egress else flow.IP.source,
         names=tuple(flow.destination_names if egress else flow.source_names),
         protocol=port[0],
@@ -330,17 +337,17 @@ def _title(end: FlowEndpoint, address: str) -> str:
 # Results.
 
 
-def _tried(
+def _results(
     objects: Sequence[Located], flows: Sequence[TriedFlow], agent_socket: Path, timeout: float
 ) -> tuple[dict[TriedFlow, Any], bool]:
-    """Return the result for each flow, and whether the node only reports denials. Raises TrialError."""
+    """Return the result for each flow, and whether policy-audit-mode is on. Raises TrialError."""
     import msgspec
 
     found: dict[TriedFlow, Any] = {}
     audited = False
     manifests = [one.object for one in objects]
-    for start in range(0, max(len(flows), 1), AT_ONCE):
-        some = flows[start : start + AT_ONCE]
+    for start in range(0, max(len(flows), 1), FLOWS_PER_REQUEST):
+        some = flows[start : start + FLOWS_PER_REQUEST]
         body = {"objects": manifests, "flows": msgspec.to_builtins(some)}
         try:
             answer = ask("/hive/policy/trial", agent_socket, timeout=timeout, body=body, method="POST")
@@ -352,12 +359,12 @@ def _tried(
 
 
 def _grouped(
-    seen: dict[TriedFlow, Seen], fates: dict[TriedFlow, Any], objects: Sequence[Located]
+    connections: dict[TriedFlow, TriedConnection], results: dict[TriedFlow, Any], objects: Sequence[Located]
 ) -> dict[str, list[dict[str, Any]]]:
     """Group flows with equal results and identities, the most frequent first; by result."""
     groups: dict[tuple[object, ...], list[TriedFlow]] = {}
-    for flow in seen:
-        fate = fates[flow]
+    for flow in connections:
+        fate = results[flow]
         if fate["fate"] != "passes":
             key = (
                 fate["fate"],
@@ -371,8 +378,8 @@ def _grouped(
             groups.setdefault(key, []).append(flow)
     found: dict[str, list[dict[str, Any]]] = {"cut": [], "unknown": [], "denied": []}
     for flows in groups.values():
-        some = [seen[flow] for flow in flows]
-        fate = fates[flows[0]]
+        some = [connections[flow] for flow in flows]
+        fate = results[flows[0]]
         found[fate["fate"]].append(
             {
                 "direction": flows[0].direction,
@@ -428,7 +435,7 @@ def _show(found: dict[str, list[dict[str, Any]]], counts: dict[str, int], notes:
 
 
 def _lines(one: dict[str, Any], what: str) -> Iterator[str]:
-    of, peers = _few(one["of"]), _few(one["peers"])
+    of, peers = _abbreviated(one["of"]), _abbreviated(one["peers"])
     source, destination = (of, peers) if one["direction"] == "egress" else (peers, of)
     yield f"{source} -> {destination}, {one['port']}: {what} {one['direction']} of {of}"
     yield f"  {one['flows']} flow{'s' * (one['flows'] != 1)}, the last at {one['last']}"
@@ -438,9 +445,9 @@ def _lines(one: dict[str, Any], what: str) -> Iterator[str]:
         yield "  no rule allows it, and the direction is denied by default by"
     indent = "    " if one["verdict"] == "drop" else "  by "
     yield from (f"{indent}{rule}" for rule in one["rules"])
-    yield from (f"  near: {near['rule']}: {near['missing']}" for near in one["near"][:SHOWN])
+    yield from (f"  near: {near['rule']}: {near['missing']}" for near in one["near"][:MAX_LISTED])
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
+def _abbreviated(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}"

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from cells.hubble.hubble import Hubble
-from hive.observe.monitor_history import Seen, stored_and_live
+from hive.observe.monitor_history import RecordedEvent, stored_and_live
 from lifecycle import supply
 from tests.unit.api.node import running_node
 from tests.unit.hubble.holding import HoldingHubble
@@ -25,7 +25,7 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
     monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)  # a stream does not hold up the stop
     hubble = HoldingHubble()
 
-    async def seen(found: Iterator[Seen]) -> Seen:
+    async def seen(found: Iterator[RecordedEvent]) -> RecordedEvent:
         return await anyio.to_thread.run_sync(next, found)
 
     async with running_node(tmp_path, more=[supply(hubble, Hubble)]) as node:

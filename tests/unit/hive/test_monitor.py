@@ -18,7 +18,7 @@ from cells.api.operations.agent import NO_EVENTS
 from cells.observe.events import AgentNotification, Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.drop_reason import reason_text
-from hive.observe.monitor_filter import Wanted
+from hive.observe.monitor_filter import EventFilter
 from tests.support.command_line import Result, hive
 from tests.support.recordings import recordings
 from tests.unit.hive.stub_agent import stub_agent
@@ -400,6 +400,6 @@ def test_without_an_agent_the_command_fails_with_a_message(
 
 def test_what_is_delivered_to_an_endpoint_is_not_from_it() -> None:
     delivered = decode(trace(14, 14, ONE).data)
-    assert not Wanted(source=frozenset({14})).shows(delivered)
-    assert Wanted(destination=frozenset({14})).shows(delivered)
-    assert Wanted(related=frozenset({14})).shows(delivered)
+    assert not EventFilter(source=frozenset({14})).matches(delivered)
+    assert EventFilter(destination=frozenset({14})).matches(delivered)
+    assert EventFilter(related=frozenset({14})).matches(delivered)
