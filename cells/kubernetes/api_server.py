@@ -1,6 +1,6 @@
-"""The API server as a source of objects, and the client that other modules write with.
+"""The API server as the source of objects, and the client for other modules.
 
-Source: a reflector per kind fills the tables of objects.
+A Reflector for each kind fills the tables of objects. Other modules write objects through KubernetesAPI.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["KubernetesAPI", "access_of"]
 
 
-AGENT: Final = "cilium-agent/1.17.0"
+USER_AGENT: Final = "cilium-agent/1.17.0"
 """User agent of requests; its first part is the field manager of writes."""
 
-ASK_AGAIN: Final = 10.0
+VERSION_RETRY: Final = 10.0
 """Seconds between requests for the server's version, until one succeeds."""
 
 
@@ -68,7 +68,7 @@ def state_of(sources: Sequence[SourceStatus], version: str) -> ServerState:
     return ServerState("Ok", version)
 
 
-def followed_of(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now: float) -> list[str]:
+def watched_kinds(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now: float) -> list[str]:
     """Return the watched kinds in Cilium's notation: ``core/v1::Pods``.
 
     A kind with a failing watch has the age of its last event: ``core/v1::Pods (last event 5m12s ago)``.
@@ -78,13 +78,13 @@ def followed_of(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now
     for kind in kinds:
         source = by_kind.get(kind.qualified)
         if source is not None and source.state == "watching":
-            found.append(shown_as(kind))
+            found.append(status_name(kind))
         elif source is not None and source.state == "failing" and source.synced:
-            found.append(f"{shown_as(kind)} (last event {_age(now - source.changed)} ago)")
+            found.append(f"{status_name(kind)} (last event {_go_duration(now - source.changed)} ago)")
     return sorted(found)
 
 
-def _age(seconds: float) -> str:
+def _go_duration(seconds: float) -> str:
     """Format seconds as Go does: ``5m12s``."""
     minutes, left = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
@@ -122,13 +122,13 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     return replace(found, servers=urls) if urls else found
 
 
-def shown_as(kind: Kind[Any]) -> str:
+def status_name(kind: Kind[Any]) -> str:
     """Return a kind in the notation of Cilium's status; an API group has its short name."""
     group = {"": "core", "discovery.k8s.io": "discovery", "cilium.io": "cilium"}.get(kind.group, kind.group)
     return f"{group}/{kind.version}::{'Pods' if kind is PODS else kind.kind}"
 
 
-def asked_for(kind: Kind[Any], node: str) -> dict[str, str]:
+def list_query(kind: Kind[Any], node: str) -> dict[str, str]:
     """Return the query of a kind's lists and watches: pods are limited to this node."""
     return {"fieldSelector": f"spec.nodeName={node}"} if kind is PODS else {}
 
@@ -215,10 +215,10 @@ class KubernetesAPI:
         return True
 
     def followed(self) -> list[str]:
-        """Return the watched kinds; see followed_of()."""
+        """Return the watched kinds; see watched_kinds()."""
         if self._client is None:
             return []
-        return followed_of(self._resources.kinds, self._statuses.all(), time.time())
+        return watched_kinds(self._resources.kinds, self._statuses.all(), time.time())
 
     @property
     def calls(self) -> Calls | None:
@@ -244,7 +244,7 @@ class KubernetesAPI:
 
         self._client = connect(
             access,
-            agent=AGENT,
+            agent=USER_AGENT,
             qps=settings.k8s_client_qps,
             burst=settings.k8s_client_burst,
             timeout=settings.k8s_client_connection_timeout,
@@ -253,13 +253,13 @@ class KubernetesAPI:
         self._log.info("reading objects from an API server", servers=list(access.servers))
         for sink in self._resources.sinks():
             sink.begin()
-            query = asked_for(sink.kind, self._agent.node_name)
+            query = list_query(sink.kind, self._agent.node_name)
             reflector = Reflector(self._client, sink.kind, sink, query=query, namespace=sink.namespace)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
         self._resources.missing_objects.node = self._agent.node_name
         self._jobs.one_shot("k8s-missing", self._resources.missing_objects.run)
         self._jobs.one_shot("k8s-probe", self._client.probe)
-        self._jobs.one_shot("k8s-version", self._ask_version)
+        self._jobs.one_shot("k8s-version", self._read_version)
         if settings.k8s_heartbeat_timeout:
             interval = settings.k8s_heartbeat_timeout
             self._jobs.timer("k8s-heartbeat", self._heartbeat, interval)
@@ -268,7 +268,7 @@ class KubernetesAPI:
         if self._client is not None:
             await self._client.reset()
 
-    async def _ask_version(self) -> None:
+    async def _read_version(self) -> None:
         from cells.kubernetes.client.errors import KubernetesError
 
         while not self._version:
@@ -277,7 +277,7 @@ class KubernetesAPI:
                 self._version = str(msgspec.json.decode(body, type=Version))
             except (KubernetesError, ValueError) as error:  # msgspec's errors are ValueErrors
                 self._log.warning("the API server does not report its version", error=str(error))
-                await self.client.reach.pause(ASK_AGAIN)
+                await self.client.reach.pause(VERSION_RETRY)
 
     async def _heartbeat(self) -> None:
         """Probe the server if it has been silent for too long."""

@@ -36,7 +36,7 @@ __all__ = ["wrong_value"]
 
 
 _KINDS: Final = frozenset({PODS.qualified, SERVICES.qualified, ENDPOINT_SLICES.qualified})
-_SMALLEST: Final = {
+_MIN_PORT: Final = {
     "port": 1,
     "container_port": 1,
     "host_port": 0,
@@ -47,7 +47,7 @@ _SMALLEST: Final = {
 """Fields that hold a port, and their minimum; 0 means no port."""
 _PROTOCOLS: Final = ("TCP", "UDP", "SCTP", "")
 _POLICIES: Final = ("Cluster", "Local", "")
-_WORDS: Final[Mapping[type[msgspec.Struct], Mapping[str, tuple[str, ...]]]] = {
+_ENUM_VALUES: Final[Mapping[type[msgspec.Struct], Mapping[str, tuple[str, ...]]]] = {
     ServiceSpec: {
         "type": (*SERVICE_TYPES, ""),
         "session_affinity": ("None", "ClientIP", ""),
@@ -70,10 +70,10 @@ def wrong_value(kind: Kind[Any], row: Object) -> tuple[str, str] | None:
 
 def _wrong(part: Any, at: str) -> Iterator[tuple[str, str]]:
     if isinstance(part, msgspec.Struct):
-        words = _WORDS.get(type(part), {})
+        words = _ENUM_VALUES.get(type(part), {})
         for field in fields(part):
             value, path = getattr(part, field.name), f"{at}.{field.encode_name}"
-            smallest = _SMALLEST.get(field.name)
+            smallest = _MIN_PORT.get(field.name)
             if value is not None and value not in words.get(field.name, (value,)):
                 *most, last = filter(None, words[field.name])
                 yield path, f"{value!r}; expected {', '.join(most)} or {last}"
@@ -286,11 +286,11 @@ def _objects(value: Any, node: Any, kinds: Mapping[tuple[str, str], Kind[Any]]) 
         raise place.problem(f"{missing} is missing; expected an object with apiVersion and kind")
     items = value.get("items")
     if name.endswith("List") and isinstance(items, list):
-        inner = _child(node, "items")
+        inner = _child_node(node, "items")
         of = {} if name == "List" else {"apiVersion": version, "kind": name.removesuffix("List")}
         for number, item in enumerate(items):
             whole = {**of, **item} if isinstance(item, dict) else item
-            yield from _objects(whole, _child(inner, number), kinds)
+            yield from _objects(whole, _child_node(inner, number), kinds)
         return
     kind = kinds.get((version, name))
     yield _object(value, node, kind) if kind is not None else Other(version, name, place)
@@ -300,7 +300,7 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
     metadata = value.get("metadata")
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict):
-        raise _place(_child(node, "metadata")).problem(f"metadata of the {kind.kind} is not a mapping")
+        raise _place(_child_node(node, "metadata")).problem(f"metadata of the {kind.kind} is not a mapping")
     _check_name(metadata.get("name"), node, kind)
     namespace = metadata.get("namespace") or "default"
     value = {**value, "metadata": {**metadata, "namespace": namespace if kind.namespaced else ""}}
@@ -311,19 +311,19 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
         text = path.strip("`").removeprefix("$").lstrip(".")
         shown = f"{text}: " if text else ""
         name = f"{kind.kind} {metadata['name']}"
-        raise _place(_at(node, path)).problem(f"{name}: {shown}{what[:1].lower()}{what[1:]}") from error
+        raise _place(_node_at(node, path)).problem(f"{name}: {shown}{what[:1].lower()}{what[1:]}") from error
     if wrong := wrong_value(kind, row):
         path, text = wrong
-        raise _place(_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {text}")
+        raise _place(_node_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {text}")
     return Parsed(kind, row, _place(node))
 
 
 def _check_name(name: Any, node: Any, kind: Kind[Any]) -> None:
     if name is None or name == "":
-        at = _child(node, "metadata") or node
+        at = _child_node(node, "metadata") or node
         raise _place(at).problem(f"metadata.name of the {kind.kind} is missing")
     if not isinstance(name, str):
-        at = _at(node, ".metadata.name")
+        at = _node_at(node, ".metadata.name")
         quoted = f'; write "{at.value}"' if isinstance(at, yaml.ScalarNode) else ""
         what = _YAML.get(type(name), "a value")
         raise _place(at).problem(f"metadata.name of the {kind.kind} is {what}, expected text{quoted}")
@@ -334,7 +334,7 @@ def _place(node: Any) -> ManifestPlace:
     return ManifestPlace(mark.line + 1, mark.column + 1)
 
 
-def _child(node: Any, step: str | int) -> Any:
+def _child_node(node: Any, step: str | int) -> Any:
     """Return the node of a field or an item; None if it does not exist."""
     if isinstance(node, yaml.MappingNode):
         return next((value for key, value in node.value if key.value == step), None)
@@ -343,10 +343,12 @@ def _child(node: Any, step: str | int) -> Any:
     return None
 
 
-def _at(node: Any, path: str) -> Any:
+def _node_at(node: Any, path: str) -> Any:
     """Return the node at a path of msgspec, or the deepest existing one on the path."""
     for name, index in _STEP.findall(path.strip("`")):
-        following = _child(node, name or (int(index) if index.isdigit() else 0)) if name or index else node
+        following = (
+            _child_node(node, name or (int(index) if index.isdigit() else 0)) if name or index else node
+        )
         if following is None:
             return node
         node = following
@@ -356,7 +358,7 @@ def _at(node: Any, path: str) -> Any:
 # The files of a folder, each with its last valid objects.
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-LARGEST: Final = 64 * 1024 * 1024
+MAX_FILE_SIZE: Final = 64 * 1024 * 1024
 """Maximum bytes of a file."""
 
 
@@ -444,8 +446,8 @@ class Folder:
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
         if not path.is_file() or (last is not None and last.stamp == stamp):
             return
-        if found.st_size > LARGEST:
-            text = f"{path}: {found.st_size} bytes; expected at most {LARGEST}"
+        if found.st_size > MAX_FILE_SIZE:
+            text = f"{path}: {found.st_size} bytes; expected at most {MAX_FILE_SIZE}"
             self._files[name] = self._broken(last, stamp, text)
             return
         try:
@@ -455,7 +457,7 @@ class Folder:
         except OSError as error:
             self._files[name] = self._broken(last, stamp, f"{path}: {error.strerror}")
         else:
-            left_out, rest = self._sorted(path, others)
+            left_out, rest = self._classify_unread(path, others)
             self._files[name] = _Read(stamp, tuple(objects), left_out=left_out, others=rest)
 
     def _broken(self, last: _Read | None, stamp: tuple[int, int, int], error: str) -> _Read:
@@ -463,7 +465,7 @@ class Folder:
             return _Read(stamp, (), error, ever_valid=False)
         return msgspec.structs.replace(last, stamp=stamp, error=error)
 
-    def _sorted(self, path: Path, others: list[Other]) -> tuple[str, tuple[str, ...]]:
+    def _classify_unread(self, path: Path, others: list[Other]) -> tuple[str, tuple[str, ...]]:
         """Split objects that are not read: one line about suspicious ones, and the kinds of the others."""
         text = [(one, mistake(one.api_version, one.kind, self._kinds)) for one in others]
         doubtful = [(one.place, what) for one, what in text if what]

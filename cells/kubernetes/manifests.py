@@ -91,8 +91,8 @@ class ManifestsSource:
         self._watch: Inotify | None = None
         """The watch of the start hook, until the job takes it over."""
         lifecycle.append(Hook("read the manifests", self._start, stop=self._stop))
-        jobs.one_shot("manifests", self._keep)
-        jobs.one_shot("manifests-filled", self._wait_filled)
+        jobs.one_shot("manifests", self._sync)
+        jobs.one_shot("manifests-filled", self._prune_when_refilled)
 
     @cached_property
     def _folder(self) -> Folder:
@@ -117,7 +117,7 @@ class ManifestsSource:
         if watch is not None:
             watch.close()
 
-    async def _keep(self) -> None:
+    async def _sync(self) -> None:
         """Follow the folder. Raises OSError when it cannot be watched."""
         async for names in self._changes():
             await self._read(names)
@@ -133,7 +133,7 @@ class ManifestsSource:
             self._log.error("the folder of manifests is empty, objects stay in force", path=str(self._path))
         self._report()
 
-    async def _wait_filled(self) -> None:
+    async def _prune_when_refilled(self) -> None:
         """Run forever: once an emptied folder is refilled, delete the objects that it lacks."""
         while True:
             changed = self._changed
@@ -207,14 +207,14 @@ class ManifestsSource:
                         raise FileNotFoundError(2, "was removed", str(self._path))
                     continue
                 names = {
-                    str(event.name) for event in events if event.name is not None and self._counts(event)
+                    str(event.name) for event in events if event.name is not None and self._is_complete(event)
                 }
                 if any(name.startswith("..") for name in names):  # a mounted ConfigMap is replaced as a whole
                     yield None
                 elif names := {name for name in names if is_manifest(name)}:
                     yield names
 
-    def _counts(self, event: Event) -> bool:
+    def _is_complete(self, event: Event) -> bool:
         """Whether to read the file now: a created file is still empty, but a link is complete."""
         from asyncinotify import Mask
 

@@ -102,7 +102,7 @@ class EventRecorder:
         self._controller = controller
         self._instance = instance
         self._clock = clock
-        self._again = again
+        self._repeat_after = again
 
     async def report(
         self,
@@ -146,7 +146,7 @@ class EventRecorder:
             series = current.get("series") or {}
             last = _time(series.get("lastObservedTime") or current.get("eventTime"))
             now = self._clock()
-            if last is not None and (now - last).total_seconds() < self._again:
+            if last is not None and (now - last).total_seconds() < self._repeat_after:
                 return
             again = {"count": int(series.get("count") or 1) + 1, "lastObservedTime": now.strftime(_TIME)}
             version = current["metadata"]["resourceVersion"]

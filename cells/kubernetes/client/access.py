@@ -85,7 +85,7 @@ class EnvironmentProxies(msgspec.Struct, frozen=True):
         ip = _ip(host)
         if not url or host == "localhost" or (ip is not None and ip.is_loopback):
             return ""
-        return "" if any(_leaves_out(one, host, ip, port) for one in self.without) else url
+        return "" if any(_no_proxy_matches(one, host, ip, port) for one in self.without) else url
 
 
 def _ip(text: str) -> IPAddress | None:
@@ -95,7 +95,7 @@ def _ip(text: str) -> IPAddress | None:
         return None
 
 
-def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
+def _no_proxy_matches(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
     """Whether an entry of ``NO_PROXY`` matches the server; a malformed network matches none."""
     if entry == "*":
         return True

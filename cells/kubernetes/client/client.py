@@ -45,15 +45,15 @@ MEDIA: Final[Mapping[Change, bytes]] = {
     "merge": b"application/merge-patch+json",
 }
 JSON: Final = b"application/json"
-TRIES: Final = 5
+MAX_ATTEMPTS: Final = 5
 """Number of attempts for a request that may be repeated."""
-AWAY: Final = frozenset({502, 503, 504})
+UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504})
 """Statuses of an unavailable server, or of a proxy before it: the client switches to the next server."""
-LONGEST_LINE: Final = 16 * 1024 * 1024
+MAX_EVENT_SIZE: Final = 16 * 1024 * 1024
 """Maximum bytes of one event; etcd accepts objects of up to 1.5 MiB."""
 
 
-BLOCK: Final = 64 * 1024
+BLOCK_SIZE: Final = 64 * 1024
 """Bytes of events that are processed at once, some milliseconds of work; a longer event is one block."""
 
 
@@ -165,7 +165,7 @@ class Client:
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
             if answer.status != 200:
                 raise await self._refusal(answer)
-            blocks = _blocks(answer)
+            blocks = _line_blocks(answer)
             async with aclosing(blocks):
                 yield blocks
 
@@ -190,7 +190,7 @@ class Client:
 
         Raises NotFoundError, ConflictError after too many attempts, ApiError, UnreachableError.
         """
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(MAX_ATTEMPTS)):
             wanted = change(await self.whole(kind, name, namespace))
             if wanted is None:
                 return None
@@ -265,7 +265,7 @@ class Client:
             answers = await self._transport.send_all(requests, await self._headers(), quiet=quiet)
         except KubernetesError as error:
             failure = error
-        if any(answer.status in AWAY for answer in answers):
+        if any(answer.status in UNAVAILABLE_STATUSES for answer in answers):
             self._transport.failed(server)
         elif answers:
             self.reach.found()
@@ -277,9 +277,9 @@ class Client:
             self.calls.note(request.method, paths[request.method], server, delayed, status, at - began)
             if answer is not None and answer.status >= 300:
                 errors[number] = api_error(answer.status, answer.body, answer.retry_after.decode("latin-1"))
-        return errors if failure is not None else await self._again(requests, errors, len(answers))
+        return errors if failure is not None else await self._resend(requests, errors, len(answers))
 
-    async def _again(
+    async def _resend(
         self, requests: Sequence[WriteRequest], errors: list[KubernetesError | None], answered: int
     ) -> list[KubernetesError | None]:
         """Send requests again one by one, if that may help, until no server answers."""
@@ -332,8 +332,8 @@ class Client:
 
     async def _repeated(self, method: str, target: str, body: bytes | None, media: bytes) -> bytes:
         renewed = False
-        for number in range(1, TRIES + 1):
-            last = number == TRIES
+        for number in range(1, MAX_ATTEMPTS + 1):
+            last = number == MAX_ATTEMPTS
             try:
                 return await self._once(method, target, body, media)
             except ApiError as error:
@@ -381,7 +381,7 @@ class Client:
                     call.answered(answer.status)
                     if answer.status == 401:
                         self._credentials.refused(version)  # the next request reads them again
-                    if answer.status in AWAY:
+                    if answer.status in UNAVAILABLE_STATUSES:
                         self._transport.failed(answer.server)
                     else:
                         self.reach.found()
@@ -441,7 +441,7 @@ def _decoded(kind: Kind[T], body: bytes) -> T:
         raise MalformedError(f"{kind.qualified}: {error}") from error
 
 
-async def _blocks(answer: StreamedResponse) -> AsyncGenerator[bytes]:
+async def _line_blocks(answer: StreamedResponse) -> AsyncGenerator[bytes]:
     """Yield the complete lines of a watch, grouped as they arrive; an incomplete line waits for its end."""
     partial = b""
     while part := await answer.part():
@@ -449,10 +449,10 @@ async def _blocks(answer: StreamedResponse) -> AsyncGenerator[bytes]:
         begin, end = 0, data.rfind(b"\n") + 1
         while begin < end:
             cut = end
-            if end - begin > BLOCK:  # after the last line within the block, or after a longer line
-                cut = data.rfind(b"\n", begin, begin + BLOCK) + 1 or data.index(b"\n", begin) + 1
+            if end - begin > BLOCK_SIZE:  # after the last line within the block, or after a longer line
+                cut = data.rfind(b"\n", begin, begin + BLOCK_SIZE) + 1 or data.index(b"\n", begin) + 1
             yield data[begin:cut]
             begin = cut
         partial = data[end:]
-        if len(partial) > LONGEST_LINE:
-            raise MalformedError(f"watch: an event of more than {LONGEST_LINE} bytes")
+        if len(partial) > MAX_EVENT_SIZE:
+            raise MalformedError(f"watch: an event of more than {MAX_EVENT_SIZE} bytes")

@@ -38,26 +38,26 @@ class Reach:
     """Whether an API server answers; wakes the tasks that wait for one."""
 
     def __init__(self) -> None:
-        self._found: anyio.Event | None = None
+        self._recovered: anyio.Event | None = None
         """Set when a server answers again; None while servers answer."""
         self._lost = anyio.Event()
 
     @property
     def away(self) -> bool:
         """Whether the last request got no answer."""
-        return self._found is not None
+        return self._recovered is not None
 
     def lost(self) -> None:
         """Record that a request got no answer."""
-        if self._found is None:
-            self._found = anyio.Event()
+        if self._recovered is None:
+            self._recovered = anyio.Event()
             self._lost.set()
 
     def found(self) -> None:
         """Record an answer, and wake waiting tasks."""
-        if self._found is not None:
-            self._found.set()
-            self._found = None
+        if self._recovered is not None:
+            self._recovered.set()
+            self._recovered = None
             self._lost = anyio.Event()
 
     async def wait_lost(self) -> None:
@@ -66,12 +66,12 @@ class Reach:
 
     async def pause(self, seconds: float = math.inf) -> None:
         """Sleep for so many seconds; while no server answers, at most until one does."""
-        if self._found is None:
+        if self._recovered is None:
             if seconds < math.inf:
                 await anyio.sleep(seconds)
             return
         with anyio.move_on_after(seconds):
-            await self._found.wait()
+            await self._recovered.wait()
             await anyio.sleep(SPREAD * random.random())  # noqa: S311  # spreads load
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
@@ -175,7 +175,7 @@ class Transport:
         server = self.server
         message = _message(method, target, headers, body, *pool.dialler.head(server))
         try:
-            connection = await self._asked(pool, server, message, head, quiet, repeatable=repeatable)
+            connection = await self._request(pool, server, message, head, quiet, repeatable=repeatable)
         except UnreachableError:
             self.failed(server)
             raise
@@ -184,7 +184,7 @@ class Transport:
         finally:
             await pool.give(connection)
 
-    async def _asked(
+    async def _request(
         self,
         pool: ConnectionPool,
         server: str,

@@ -164,7 +164,7 @@ _REQUIREMENT: Final = re.compile(
 )
 _VALUE: Final = re.compile(rf"(?:{_NAME})?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_LONGEST: Final = 63
+_MAX_LENGTH: Final = 63
 """Maximum characters of a name or a value."""
 
 
@@ -204,9 +204,9 @@ def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
 def _checked(requirement: LabelSelectorRequirement) -> LabelSelectorRequirement:
     name = requirement.key.rpartition("/")[2]
     for one in (name, *(requirement.values or ())):
-        if len(one) > _LONGEST or not _VALUE.fullmatch(one):
+        if len(one) > _MAX_LENGTH or not _VALUE.fullmatch(one):
             raise ValueError(
-                f"{one!r}: expected at most {_LONGEST} letters, digits, '-', '_' and '.',"
+                f"{one!r}: expected at most {_MAX_LENGTH} letters, digits, '-', '_' and '.',"
                 " with a letter or digit at either end"
             )
     return requirement
@@ -281,7 +281,7 @@ class Kind(Generic[T]):
         self.columns = columns
         self.status = status
         """Whether the status is a subresource."""
-        self._keep: Callable[[Any], Any] | None = None
+        self._reduce: Callable[[Any], Any] | None = None
 
     def stored_as(self, keep: Callable[[T], Any]) -> Kind[Any]:
         """Return the same kind with tables that hold ``keep(object)``, which must have the object's ``key``.
@@ -289,12 +289,12 @@ class Kind(Generic[T]):
         It saves memory for kinds with very many objects.
         """
         found: Kind[Any] = copy(self)
-        found._keep = keep  # of the same class
+        found._reduce = keep  # of the same class
         return found
 
     def stored(self, row: T) -> Any:
         """Return what a table holds of a decoded object."""
-        return row if self._keep is None else self._keep(row)
+        return row if self._reduce is None else self._reduce(row)
 
     @property
     def table(self) -> str:
@@ -384,21 +384,23 @@ def decode(text: bytes | str | msgspec.Raw, decoder: msgspec.json.Decoder[V]) ->
 def _cleaner(kind: Any) -> Clean | None:
     from msgspec.inspect import type_info  # rarely needed
 
-    return _clean(type_info(kind))
+    return _null_remover(type_info(kind))
 
 
-def _clean(of: Any) -> Clean | None:
+def _null_remover(of: Any) -> Clean | None:
     """Return the function that removes null fields from values of a type; None if the type has no fields."""
     from msgspec import inspect
 
     if isinstance(of, inspect.UnionType):
-        return next((clean for one in of.types if (clean := _clean(one)) is not None), None)
+        return next((clean for one in of.types if (clean := _null_remover(one)) is not None), None)
     if isinstance(of, inspect.StructType):
-        return _without({one.encode_name: clean for one in of.fields if (clean := _clean(one.type))})
+        return _without({one.encode_name: clean for one in of.fields if (clean := _null_remover(one.type))})
     if isinstance(of, inspect.DictType):
-        return _of_map(_clean(of.value_type), texts=isinstance(of.value_type, inspect.StrType))
+        return _map_null_remover(
+            _null_remover(of.value_type), texts=isinstance(of.value_type, inspect.StrType)
+        )
     if isinstance(of, (inspect.ListType, inspect.VarTupleType)):
-        return _of_list(_clean(of.item_type))
+        return _list_null_remover(_null_remover(of.item_type))
     return None
 
 
@@ -414,7 +416,7 @@ def _without(fields: Mapping[str, Clean]) -> Clean:
     return clean
 
 
-def _of_map(values: Clean | None, *, texts: bool) -> Clean | None:
+def _map_null_remover(values: Clean | None, *, texts: bool) -> Clean | None:
     """Return the cleaner of a map; a null text becomes an empty one, as in Go."""
 
     def clean(value: Any) -> Any:
@@ -427,7 +429,7 @@ def _of_map(values: Clean | None, *, texts: bool) -> Clean | None:
     return clean if texts or values is not None else None
 
 
-def _of_list(items: Clean | None) -> Clean | None:
+def _list_null_remover(items: Clean | None) -> Clean | None:
     """Return the cleaner of a list; null items stay, since no kind allows them."""
     if items is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cells.kubernetes.api_server import ServerState, Version, followed_of, state_of
+from cells.kubernetes.api_server import ServerState, Version, state_of, watched_kinds
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NODES, PODS
 from cells.kubernetes.sink import SourceStatus
@@ -38,9 +38,9 @@ def test_a_failing_watch_reports_the_age_of_its_last_event(seconds: float, age: 
     kinds = (PODS, NODES, CILIUM_NODES)
     lost = msgspec.structs.replace(source("nodes", "failing", "no answer"), changed=1000.0)
     sources = [source("pods", "watching"), lost, source("ciliumnodes.cilium.io", "absent")]
-    assert followed_of(kinds, sources, 1000.0 + seconds) == [
+    assert watched_kinds(kinds, sources, 1000.0 + seconds) == [
         f"core/v1::Node (last event {age} ago)",
         "core/v1::Pods",
     ]
     never = msgspec.structs.replace(lost, synced=False)
-    assert followed_of(kinds, [never], 1000.0) == []
+    assert watched_kinds(kinds, [never], 1000.0) == []
