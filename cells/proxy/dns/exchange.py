@@ -92,19 +92,19 @@ class Exchange:
         "admitted",
         "began",
         "checked",
-        "client_query",
         "flow",
         "forwarded",
         "pending",
         "query",
         "replied",
+        "request",
         "verdict",
     )
 
     def __init__(
-        self, client_query: ClientQuery, forwarded: bytes, query: DNSQuery, flow: QueryFlow, began: float
+        self, request: ClientQuery, forwarded: bytes, query: DNSQuery, flow: QueryFlow, began: float
     ) -> None:
-        self.client_query = client_query
+        self.request = request
         self.forwarded = forwarded
         """The query as forwarded to its server."""
         self.query = query
@@ -197,37 +197,37 @@ class QueryPolicy:
         self.known = rules.known
         """Waits until the rules are computed."""
 
-    def endpoint(self, client_query: ClientQuery) -> Endpoint | None:
+    def endpoint(self, request: ClientQuery) -> Endpoint | None:
         """Return the endpoint with the client's address."""
-        address = client_query.client[0]
+        address = request.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
-    def flow(self, client_query: ClientQuery) -> QueryFlow | None:
+    def flow(self, request: ClientQuery) -> QueryFlow | None:
         """Return the flow of a query; None if no endpoint has the client's address. Raises OSError."""
         revisions = self._endpoints.revision, self._ipcache.table.revision
         if self._flows_revisions != revisions or len(self._flows) >= MOST_FLOWS:
             self._flows.clear()
             self._flows_revisions = revisions
-        key = client_query.client[0], client_query.server, client_query.protocol
+        key = request.client[0], request.server, request.protocol
         flow = self._flows.get(key)
         if flow is not None and flow.rules is self._policy.computed.direction(flow.endpoint.id, "egress"):
             return flow
-        endpoint = self.endpoint(client_query)
+        endpoint = self.endpoint(request)
         if endpoint is None:
             return None
-        flow = self._flow(endpoint, client_query)
+        flow = self._flow(endpoint, request)
         if flow.rules is not None:
             self._flows[key] = flow
         return flow
 
-    def _flow(self, endpoint: Endpoint, client_query: ClientQuery) -> QueryFlow:
+    def _flow(self, endpoint: Endpoint, request: ClientQuery) -> QueryFlow:
         """Create the flow of a query. Raises OSError."""
-        address, port = client_query.server
-        server = text_of(address), client_query.protocol, port
+        address, port = request.server
+        server = text_of(address), request.protocol, port
         if self._rules.changed(endpoint.id):
             self._store.rules_changed(endpoint.id)
         identity = self._ipcache.identity_at(address) or WORLD
-        name_filter = self._rules.of(endpoint.id, identity, client_query.protocol, port)
+        name_filter = self._rules.of(endpoint.id, identity, request.protocol, port)
         if name_filter is None:
             return QueryFlow(endpoint, None, self._store.restored_filter(endpoint.id, server))
         self._store.set_server_filter(endpoint, server, name_filter)
@@ -323,7 +323,7 @@ class DNSAccessLog:
         self._publish(record)
 
     def _redirect_statistics(self, exchange: Exchange) -> Statistics | None:
-        port, flow = exchange.client_query.server[1], exchange.flow
+        port, flow = exchange.request.server[1], exchange.flow
         redirect = EndpointRedirect("dns", ingress=False, port=port, proxy_port=self._port.port)
         flow.statistics = self._statistics.redirect(flow.endpoint.id, redirect)
         return flow.statistics
@@ -332,13 +332,13 @@ class DNSAccessLog:
         self._events.publish(lookup_sample(record))
 
     def _record(self, exchange: Exchange, verdict: str) -> LookupRecord:
-        client_query, query = exchange.client_query, exchange.query
+        request, query = exchange.request, exchange.query
         return LookupRecord(
             answer=False,
             time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-            source=self._party(client_query.client, exchange.flow.endpoint),
-            destination=self._party(client_query.server, None),
-            protocol=client_query.protocol,
+            source=self._party(request.client, exchange.flow.endpoint),
+            destination=self._party(request.server, None),
+            protocol=request.protocol,
             verdict=verdict,
             query=query.name,
             type=query.type,

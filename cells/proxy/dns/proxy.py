@@ -159,8 +159,7 @@ class DNSProxy:
     # UDP: queries are handled in callbacks; only those that wait for rules, slots or maps have a task
 
     def _read_datagrams(self, listener: socket.socket) -> None:
-        # Without pending exchanges there is usually one datagram, and a second recvmsg() costs more than a
-        # callback.
+        # When idle there is usually one datagram; a second recvmsg() costs more than a callback.
         for _ in range(DATAGRAMS_PER_CALLBACK if self._pending else 1):
             try:
                 data, ancillary, _, sender = listener.recvmsg(LARGEST, 256)
@@ -169,49 +168,49 @@ class DNSProxy:
             server = original_destination(ancillary)
             if server is not None:
                 self._counts.l7["received"] += 1
-                client_query = ClientQuery(data, (_address(sender[0]), sender[1]), server, UDP)
-                self._receive(client_query, time.perf_counter())
+                request = ClientQuery(data, (_address(sender[0]), sender[1]), server, UDP)
+                self._receive(request, time.perf_counter())
 
-    def _receive(self, client_query: ClientQuery, began: float) -> None:
-        found = self._check(client_query, began)
+    def _receive(self, request: ClientQuery, began: float) -> None:
+        found = self._check(request, began)
         if found is None:
             return
         if isinstance(found, bytes):
-            self._send(client_query, found)
+            self._send(request, found)
         elif found.verdict is QueryVerdict.REFUSE:
-            self._send(client_query, refusal(client_query.data, found.query.end, self._reject_code))
+            self._send(request, refusal(request.data, found.query.end, self._reject_code))
             self._log_denied(found)
         elif found.verdict is QueryVerdict.WAIT:
-            self._tasks.start_soon(self._receive_when_rules_known, client_query, began)
+            self._tasks.start_soon(self._receive_when_rules_known, request, began)
         elif self._pending_by_endpoint[found.flow.endpoint.id] >= MAX_QUERIES_PER_POD:
-            self._send(client_query, self._reject(found))
+            self._send(request, self._reject(found))
         elif self._try_acquire_slot():
             self._forward(found)
         elif self._grace_period:
             self._tasks.start_soon(self._forward_when_slot_free, found)
         else:
-            self._send(client_query, self._reject(found))
+            self._send(request, self._reject(found))
 
-    def _check(self, client_query: ClientQuery, began: float) -> Exchange | bytes | None:
+    def _check(self, request: ClientQuery, began: float) -> Exchange | bytes | None:
         """Return a query with its verdict; bytes answer an invalid one, None leaves it unanswered."""
         try:
-            query = read_query(client_query.data)
-            forwarded = sanitized_query(client_query.data, query)
+            query = read_query(request.data)
+            forwarded = sanitized_query(request.data, query)
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
             self._log.debug(
-                "request of a pod is not a DNS query", pod=str(client_query.client[0]), error=str(error)
+                "request of a pod is not a DNS query", pod=str(request.client[0]), error=str(error)
             )
-            return error_response(client_query.data)
+            return error_response(request.data)
         try:
-            flow = self._policy.flow(client_query)
+            flow = self._policy.flow(request)
         except OSError as error:
             self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
         if flow is None:
             return None
         self._source.announce()
-        return Exchange(client_query, forwarded, query, flow, began)
+        return Exchange(request, forwarded, query, flow, began)
 
     def _log_denied(self, exchange: Exchange) -> None:
         """Count and log a query that policy denies."""
@@ -229,7 +228,7 @@ class DNSProxy:
         exchange.admitted = time.perf_counter()
         exchange.count(self._counts, FAILED)
         self._access_log.log_query(exchange, "Error", SERVFAIL)
-        return refusal(exchange.client_query.data, exchange.query.end, SERVFAIL)
+        return refusal(exchange.request.data, exchange.query.end, SERVFAIL)
 
     def _try_acquire_slot(self) -> bool:
         """Acquire a slot of dnsproxy-concurrency-limit without waiting; return whether one was free."""
@@ -259,12 +258,12 @@ class DNSProxy:
         if found:
             self._forward(exchange)
         else:
-            self._send(exchange.client_query, self._reject(exchange))
+            self._send(exchange.request, self._reject(exchange))
 
-    async def _receive_when_rules_known(self, client_query: ClientQuery, began: float) -> None:
+    async def _receive_when_rules_known(self, request: ClientQuery, began: float) -> None:
         with anyio.move_on_after(RULES_TIMEOUT):
             await self._policy.known()
-            self._receive(client_query, began)
+            self._receive(request, began)
 
     def _forward(self, exchange: Exchange) -> None:
         self._pending[exchange] = None
@@ -280,7 +279,7 @@ class DNSProxy:
 
     def _send_query(self, exchange: Exchange) -> PendingQuery:
         """Send the query to its server, from the pod's address if possible. Raises OSError."""
-        _, client, server, _ = exchange.client_query
+        _, client, server, _ = exchange.request
         data, identity = exchange.forwarded, exchange.flow.endpoint.identity
         on_reply = partial(self._handle_reply, exchange)
         if self._source.transparent:
@@ -296,7 +295,7 @@ class DNSProxy:
         if isinstance(data, OSError):
             self._fail(exchange, data)
             return True
-        if data[:2] != exchange.client_query.data[:2]:
+        if data[:2] != exchange.request.data[:2]:
             return False  # spoofed: an attacker's answer must not end the query
         try:
             answer = read_answer(data)
@@ -321,7 +320,7 @@ class DNSProxy:
 
     def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         try:
-            self._send(exchange.client_query, self._encoded_answer(exchange, data))
+            self._send(exchange.request, self._encoded_answer(exchange, data))
         except WireError as error:
             self._log.debug("an answer could not be written", error=str(error))
         exchange.count(self._counts)  # after the answer was sent, to add no latency
@@ -332,18 +331,18 @@ class DNSProxy:
         if self._settings.tofqdns_enable_dns_compression:
             return data
         whole = uncompressed(data)
-        client_query, end = exchange.client_query, exchange.query.end
-        too_long = client_query.protocol == UDP and len(whole) > udp_size(client_query.data, end)
+        request, end = exchange.request, exchange.query.end
+        too_long = request.protocol == UDP and len(whole) > udp_size(request.data, end)
         return truncated(whole, end) if too_long else whole
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Answer SERVFAIL: the server is unreachable, or its answer is malformed."""
         self._finish(exchange)
         exchange.count(self._counts, FAILED)
-        client_query = exchange.client_query
+        request = exchange.request
         self._access_log.log_query(exchange, "Error", SERVFAIL)
-        self._log.debug("a DNS server failed", server=str(client_query.server[0]), error=str(error))
-        self._send(client_query, refusal(client_query.data, exchange.query.end, SERVFAIL))
+        self._log.debug("a DNS server failed", server=str(request.server[0]), error=str(error))
+        self._send(request, refusal(request.data, exchange.query.end, SERVFAIL))
 
     def _finish(self, exchange: Exchange) -> None:
         """Stop waiting for the server, and release the slot."""
@@ -368,13 +367,13 @@ class DNSProxy:
         if self._slots is not None:
             self._slots.release()
 
-    def _send(self, client_query: ClientQuery, data: bytes) -> None:
-        answers = self._udp_answers.get(client_query.client[0].version)
+    def _send(self, request: ClientQuery, data: bytes) -> None:
+        answers = self._udp_answers.get(request.client[0].version)
         try:
             if answers is not None:
-                answers.send(data, client_query.server, client_query.client)
+                answers.send(data, request.server, request.client)
         except OSError as error:  # the pod was deleted, or its resolver retries
-            self._log.debug("an answer could not be sent", pod=str(client_query.client[0]), error=str(error))
+            self._log.debug("an answer could not be sent", pod=str(request.client[0]), error=str(error))
 
     # TCP: a task for each connection, which handles its queries one after another
 
@@ -422,10 +421,10 @@ class DNSProxy:
         try:
             while (data := await read_message(reader)) is not None:
                 self._counts.l7["received"] += 1
-                client_query = ClientQuery(data, *ends, TCP)
+                request = ClientQuery(data, *ends, TCP)
                 if to_server is None:
-                    to_server = self._server_connection(client_query)
-                answer = await self._answer_tcp(client_query, to_server) if to_server is not None else None
+                    to_server = self._server_connection(request)
+                answer = await self._answer_tcp(request, to_server) if to_server is not None else None
                 if answer is None:
                     return
                 writer.write(len(answer).to_bytes(2, "big") + answer)
@@ -435,45 +434,45 @@ class DNSProxy:
             if to_server is not None:
                 to_server.close()
 
-    def _server_connection(self, client_query: ClientQuery) -> ServerConnection | None:
+    def _server_connection(self, request: ClientQuery) -> ServerConnection | None:
         """Return a connection to the server; None if no endpoint has the client's address."""
-        endpoint = self._policy.endpoint(client_query)
+        endpoint = self._policy.endpoint(request)
         if endpoint is None:
             return None
-        client = client_query.client if self._source.transparent else None
-        return ServerConnection(client_query.server, endpoint.identity, client)
+        client = request.client if self._source.transparent else None
+        return ServerConnection(request.server, endpoint.identity, client)
 
-    async def _answer_tcp(self, client_query: ClientQuery, to_server: ServerConnection) -> bytes | None:
+    async def _answer_tcp(self, request: ClientQuery, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
-        found = self._check(client_query, began)
+        found = self._check(request, began)
         if isinstance(found, Exchange) and found.verdict is QueryVerdict.WAIT:
             with anyio.move_on_after(RULES_TIMEOUT):
                 await self._policy.known()
-            found = self._check(client_query, began)
+            found = self._check(request, began)
         if not isinstance(found, Exchange):
             return found
         if found.verdict is QueryVerdict.FORWARD:
             return await self._forward_tcp(found, to_server)
         if found.verdict is QueryVerdict.REFUSE:
             self._log_denied(found)
-            return refusal(client_query.data, found.query.end, self._reject_code)
+            return refusal(request.data, found.query.end, self._reject_code)
         return None
 
     async def _forward_tcp(self, exchange: Exchange, to_server: ServerConnection) -> bytes:
         if not self._try_acquire_slot() and not await self._wait_for_slot(exchange):
             return self._reject(exchange)
-        client_query, query = exchange.client_query, exchange.query
+        request, query = exchange.request, exchange.query
         try:
             self._log_forwarded(exchange)
             with anyio.fail_after(TIMEOUT_SECONDS):
                 data = await to_server.exchange(exchange.forwarded)
-            answer = _answer_to(client_query.data, query, data)
+            answer = _answer_to(request.data, query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             to_server.close()  # a late answer would be read as that to the next query
             exchange.count(self._counts, TIMEOUT if isinstance(error, TimeoutError) else FAILED)
             self._access_log.log_query(exchange, "Error", SERVFAIL)
-            self._log.debug("a DNS server failed", server=str(client_query.server[0]), error=str(error))
-            return refusal(client_query.data, query.end, SERVFAIL)
+            self._log.debug("a DNS server failed", server=str(request.server[0]), error=str(error))
+            return refusal(request.data, query.end, SERVFAIL)
         finally:
             self._release_slot()
         exchange.replied = time.perf_counter()
@@ -485,7 +484,7 @@ class DNSProxy:
         try:
             return self._encoded_answer(exchange, data)
         except WireError:
-            return refusal(client_query.data, query.end, SERVFAIL)
+            return refusal(request.data, query.end, SERVFAIL)
 
 
 @lru_cache(maxsize=4096)

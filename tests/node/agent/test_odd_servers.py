@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.proxy.dns.proxy import CONNECTIONS_OF_ONE, QUERIES_OF_ONE
+from cells.proxy.dns.proxy import MAX_CONNECTIONS_PER_POD, MAX_QUERIES_PER_POD
 from hive.lab import pods
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
@@ -155,7 +155,7 @@ def test_a_pod_with_too_many_waiting_queries_gets_servfail(node: Lab, tmp_path: 
             with inside(place.here):
                 flood = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                 flood.connect((server, 53))
-            for number in range(QUERIES_OF_ONE):
+            for number in range(MAX_QUERIES_PER_POD):
                 flood.send(query("silent.example.org", number=number))
                 if number % 100 == 0:
                     place.look()  # so that those before have been read
@@ -190,7 +190,7 @@ def test_each_query_of_a_long_dns_tcp_connection_is_filtered(node: Lab, tmp_path
                 deaf = _connected(stack, server)
                 huge = query("huge.example.org")
                 deaf.sendall((len(huge).to_bytes(2, "big") + huge) * 100)
-                silent = [_connected(stack, place.server.ipv4) for _ in range(CONNECTIONS_OF_ONE + 8)]
+                silent = [_connected(stack, place.server.ipv4) for _ in range(MAX_CONNECTIONS_PER_POD + 8)]
                 for one in silent[::2]:
                     with suppress(OSError):
                         one.sendall(b"\0\x40\1")

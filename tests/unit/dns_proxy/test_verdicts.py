@@ -57,10 +57,10 @@ async def test_remembered_verdicts_follow_rules_addresses_and_endpoints(tmp_path
         endpoints.put(pod)
         ipcache, store = node.hive.get(Ipcache), Asked()
         policy = QueryPolicy(endpoints, ipcache, node.policy, cast("Any", store), node.hive.get(KnownRules))
-        client_query = ClientQuery(b"", (cast("Any", pod.ipv4), 40000), (SERVER, 53), UDP)
+        request = ClientQuery(b"", (cast("Any", pod.ipv4), 40000), (SERVER, 53), UDP)
 
         def verdict(name: str) -> QueryVerdict | None:
-            flow = policy.flow(client_query)
+            flow = policy.flow(request)
             return None if flow is None else flow.verdict(name)
 
         node.write(RULES)
