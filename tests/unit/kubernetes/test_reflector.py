@@ -178,7 +178,7 @@ async def test_watches_that_fail_at_once_are_repeated_with_growing_pauses(
 async def test_a_retry_after_of_a_day_is_shortened(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kubernetes.reflector.LONGEST_RETRY", 0.1)
+    monkeypatch.setattr("cells.kubernetes.reflector.MAX_RETRY_AFTER", 0.1)
     server.faults.add(
         Fault(
             lambda one: {"watch", "resourceVersion"} <= one.query.keys(),
