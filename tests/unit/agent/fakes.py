@@ -158,7 +158,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(WireguardDevice, fake(WireguardDevice, remove=nothing)),
         replace(
             ProxyRoutes,
-            fake(ProxyRoutes, there=there, port=fake(ProxyPort, port=10000, families=[]), enabled=True),
+            fake(ProxyRoutes, installed=there, port=fake(ProxyPort, port=10000, families=[]), enabled=True),
         ),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
         replace(
