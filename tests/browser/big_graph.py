@@ -1,4 +1,4 @@
-"""A graph of many cells, the same every time."""
+"""Builds a graph of many cells, the same in every run."""
 
 import random
 
@@ -8,7 +8,7 @@ FAMILIES = 20
 
 
 def big_graph(cells: int) -> Graph:
-    """Cells in families, each with a service that needs some of those before it."""
+    """Return cells in families, each with a service that needs some of the earlier ones."""
     dice = random.Random(cells)  # noqa: S311  # a shape, not a secret
     modules = [ModuleInfo("big", "Many cells", None)]
     modules += [ModuleInfo(f"big.family-{one}", f"Family {one}", "big") for one in range(FAMILIES)]

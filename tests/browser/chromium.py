@@ -1,4 +1,4 @@
-"""Debian's Chromium, headless, which a program drives as a person would."""
+"""Runs Debian's Chromium, headless and driven by Selenium."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ FLAGS = (
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """A browser with this directory as its profile; it ends with the block."""
+    """Run a browser with this directory as its profile until the block ends."""
     options = webdriver.ChromeOptions()
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)

@@ -1,4 +1,4 @@
-"""One browser for all tests of this folder."""
+"""Fixture: one browser for all tests of this folder."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ from tests.browser.chromium import chromium
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """Chromium, with a profile of its own."""
+    """Run Chromium with a new profile."""
     with chromium(tmp_path_factory.mktemp("chromium")) as driver:
         yield driver

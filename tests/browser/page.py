@@ -1,4 +1,4 @@
-"""A page of ``hive inspect`` in a browser, in the words of someone who looks at it."""
+"""Drives a page of ``hive inspect`` in a browser: clicks, searches, drags and reads what is shown."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def shown(
     timeline: Timeline | None = None,
     health: dict[str, tuple[str, str]] | None = None,
 ) -> "Page":
-    """The page of the graph, opened from a file."""
+    """Open the page of the graph from a file."""
     file = directory / "hive.html"
     file.write_text(graph.html(timeline, health))
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
@@ -49,7 +49,7 @@ return cut;
 
 
 class Page:
-    """What one sees and does."""
+    """The open page: user actions, and what is visible."""
 
     def __init__(self, browser: Chrome) -> None:
         self.browser = browser
@@ -62,13 +62,13 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, f'[data-cell="{module}"]')
 
     def click(self, module: str) -> str:
-        """Click the cell; the text of the panel."""
+        """Click the cell; return the text of the panel."""
         self.cell(module).click()
         return self.panel
 
     @property
     def is_far(self) -> bool:
-        """Whether so much is shown that cells have room for their names only."""
+        """Return whether the zoom is so small that cells show only their names."""
         return "far" in (self.browser.find_element(By.ID, "canvas").get_attribute("class") or "").split()
 
     @property
@@ -76,23 +76,23 @@ class Page:
         return self.browser.find_element(By.ID, "panel").text
 
     def named(self, *kinds: str) -> set[str]:
-        """The modules of the cells that have all these classes."""
+        """Return the modules of the cells that have all these CSS classes."""
         found = self.browser.find_elements(By.CSS_SELECTOR, "".join(f".{kind}" for kind in ("cell", *kinds)))
         return {cell.get_attribute("data-cell") or "" for cell in found}
 
     @property
     def level(self) -> str:
-        """What is shown of the cells, according to the legend."""
+        """Return the level of detail that the legend shows."""
         return self.browser.find_element(By.ID, "level").text
 
     def inside(self, node: str) -> WebElement:
-        """A constructor or hook in its cell."""
+        """Return the element of a constructor or hook in its cell."""
         return self.browser.find_element(By.CSS_SELECTOR, f'[data-node="{node}"], [data-hook="{node}"]')
 
     def double_click(self, module: str) -> None:
-        """Click a cell twice, the second time whatever is there by then.
+        """Click twice at the cell's place; the second click hits whatever is there by then.
 
-        By the page's own events: two clicks of the driver are two single ones when the browser is slow.
+        It uses the page's events: two clicks of the driver count as single ones when the browser is slow.
         """
         self.browser.execute_script(
             "const box = arguments[0].getBoundingClientRect();"
@@ -105,16 +105,16 @@ class Page:
         )
 
     def arrows(self, kind: str = "", layer: str = "arrows") -> list[WebElement]:
-        """The arrows of a kind, drawn or not; those inside cells are in the layer `fine`."""
+        """Return the arrows of a kind, drawn or not; those inside cells are in the layer `fine`."""
         return self.browser.find_elements(By.CSS_SELECTOR, f"#{layer} > path{kind and '.'}{kind}")
 
     def cut_off(self) -> list[str]:
-        """The texts of cells that are shown and reach over an edge of their cell."""
+        """Return the visible texts that extend beyond an edge of their cell."""
         found: list[str] = self.browser.execute_script(CUT_OFF)
         return found
 
     def search(self, text: str) -> list[list[str]]:
-        """Type into the search field; the lines of each result."""
+        """Type into the search field; return the lines of each result."""
         field = self.browser.find_element(By.ID, "search")
         field.clear()
         field.send_keys(text)
@@ -131,7 +131,7 @@ class Page:
         return self.browser.find_element(By.ID, "found").text
 
     def drag(self, right: int, down: int) -> None:
-        """Drag the plane by its lower left corner, where nothing stands."""
+        """Drag the canvas by its lower left corner, where it is empty."""
         canvas = self.browser.find_element(By.ID, "canvas")
         size = canvas.size
         start = ActionChains(self.browser, duration=10)
@@ -157,13 +157,13 @@ class Page:
         )
 
     def approach(self, module: str) -> None:
-        """Turn the wheel over a cell until it has room for more than its name."""
+        """Zoom in on a cell until it has room for more than its name."""
         while self.is_far:
             left, top, _, _ = self.boxes()[module]
             self.wheel_at(left + 10, top + 10, -200)
 
     def boxes(self) -> dict[str, tuple[float, float, float, float]]:
-        """Left, top, width and height on the screen of every cell."""
+        """Return left, top, width and height on the screen of every cell."""
         found: dict[str, list[float]] = self.browser.execute_script(
             "return Object.fromEntries([...document.querySelectorAll('.cell')].map((one) => {"
             "const box = one.getBoundingClientRect();"
@@ -176,7 +176,7 @@ class Page:
         return result
 
     def wait_for(self, text: str) -> None:
-        """Waits until the panel shows this."""
+        """Wait until the panel shows this."""
         WebDriverWait(self.browser, 60).until(lambda _: text in self.panel)
 
     @property

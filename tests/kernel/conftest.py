@@ -1,4 +1,4 @@
-"""What every kernel test may use."""
+"""Fixtures for all kernel tests."""
 
 from tests.support.namespaces import in_node
 

@@ -1,4 +1,4 @@
-"""A node of its own for every test of the whole agent, and proof that nothing of it stays on the machine."""
+"""Fixtures: a node for every test of the whole agent, and a check that nothing of it remains."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.support.namespaces import need_root
 
 @contextmanager
 def removed(name: str) -> Iterator[Lab]:
-    """A node for one block, of which nothing is left afterwards."""
+    """Create a node for one block, and check that nothing remains afterwards."""
     need_root()
     links = lab_links()
     lab = Lab(f"{name}-{os.getpid()}")
@@ -29,20 +29,20 @@ def removed(name: str) -> Iterator[Lab]:
 
 @pytest.fixture
 def node() -> Iterator[Lab]:
-    """A node without an agent."""
+    """Create a node without an agent."""
     with removed("agent") as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def shared_node() -> Iterator[Lab]:
-    """A node without an agent, for all tests of a file that leave it as they found it."""
+    """Create a node without an agent for all tests of a file, which must restore its state."""
     with removed("shared") as lab:
         yield lab
 
 
 @pytest.fixture
 def lab(node: Lab) -> Lab:
-    """A node with a serving agent."""
+    """Create a node with a running agent."""
     serving(node)
     return node

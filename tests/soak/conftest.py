@@ -1,4 +1,4 @@
-"""The same node of its own that the node tests have."""
+"""Fixtures: the nodes of the node tests."""
 
 from tests.node.conftest import lab, node
 

@@ -1,4 +1,4 @@
-"""Memory of a process, and how much it may grow."""
+"""The memory of a process, and a limit of its growth."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GROWTH = 4 << 20
-"""Octets of resident memory that are not taken for a leak. Of 100000 pods each would leave less than one of
-Python's smallest objects (48 octets); what comes and goes by itself, as fragments, was seen to be 1 MiB."""
+"""Bytes of resident memory that do not count as a leak. If 100000 pods leaked this much, each would leave
+less than Python's smallest object (48 bytes); fragmentation alone was measured to vary by 1 MiB.
+"""
 
 
 @dataclass(frozen=True)
 class Size:
-    """An agent's, at rest."""
+    """The size of an idle agent."""
 
     resident: int
-    """Octets."""
+    """Bytes."""
     descriptors: int
     threads: int
 

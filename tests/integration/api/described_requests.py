@@ -1,4 +1,4 @@
-"""Requests that the API's own document allows, and some that it does not, sent to a node's socket."""
+"""Sends valid and invalid requests, generated from the API's OpenAPI document, to a node's socket."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from cells.api.openapi import DESCRIBED, Described, document
 from cells.api.wire import JSON
 
 ENOUGH = 1 << 16
-"""Bytes of an answer without end that are read."""
+"""Bytes that are read of an endless response."""
 SILENT = 0.05
-"""Seconds after which such an answer is complete enough."""
+"""Seconds without data after which an endless response counts as complete."""
 
 _CONFIG = {
     "base-url": "http://localhost",
@@ -49,7 +49,7 @@ def _loaded() -> OpenApiSchema:
 
 SCHEMA = _loaded()
 LINKED = _loaded().include(path_regex="^/v1/(endpoint|ipam)")
-"""Operations with answers that name what others work on."""
+"""Operations with responses that contain the identifiers that other operations use."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -64,13 +64,13 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Socket:
-    """Sends cases to the API at ``path``, each over a connection of its own."""
+    """Sends cases to the API at ``path``, each over a new connection."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, case: schemathesis.Case[Any]) -> schemathesis.Response:
-        """The answer; of one without end, what comes at once."""
+        """Send a case and return the response; of an endless one, the part that arrives at once."""
         sent = Request(**case.as_transport_kwargs()).prepare()
         assert sent.method is not None
         connection, began = _Connection(self._path), time.monotonic()
@@ -94,7 +94,7 @@ class Socket:
 
 
 def _read(got: http.client.HTTPResponse) -> bytes:
-    """All of an answer in chunks that ends; of one that goes on, what comes at once, to the end of a line."""
+    """Return a finite chunked body whole; of an endless one, the part that arrives at once, up to a line end."""
     content = b""
     try:
         while len(content) < ENOUGH:
@@ -107,7 +107,7 @@ def _read(got: http.client.HTTPResponse) -> bytes:
 
 
 def example(operation_id: str) -> schemathesis.Case[Any]:
-    """The request that the document shows for an operation."""
+    """Return the request that the document shows for an operation."""
     operation = SCHEMA.find_operation_by_id(operation_id)
     one = next(each for each in DESCRIBED if each.id == operation_id and not each.alias)
     given: dict[str, dict[str, str]] = {"path": {}, "query": {}}
@@ -121,10 +121,10 @@ def example(operation_id: str) -> schemathesis.Case[Any]:
 
 
 def requests_test(one: Described, answers: Callable[[schemathesis.Case[Any]], None]) -> Callable[[], None]:
-    """The test of an operation: its example, the edges of what is allowed, what is not, and some at random.
+    """Return the test of an operation: its example, edge cases, invalid requests and random ones.
 
-    It is what schemathesis's plugin makes of each operation while tests are collected. In every process that
-    takes some seconds.
+    Schemathesis's plugin would create the same for each operation while tests are collected, which takes some
+    seconds in every process.
     """
     operation = SCHEMA[one.path][one.method]
     config = SCHEMA.config
@@ -143,7 +143,7 @@ def requests_test(one: Described, answers: Callable[[schemathesis.Case[Any]], No
 
 
 def check(case: schemathesis.Case[Any], answer: schemathesis.Response) -> None:
-    """Raise unless the answer is one that the document has for the request."""
+    """Raise unless the document describes this response to the request."""
     one = next((one for one in DESCRIBED if (one.method, one.path) == (case.method, case.path)), None)
     answers = [] if one is None else one.all_answers()
     described = [each for each in answers if each.status == answer.status_code]
@@ -160,7 +160,7 @@ def check(case: schemathesis.Case[Any], answer: schemathesis.Response) -> None:
 
 
 def _is_read_as_valid(case: schemathesis.Case[Any], sent: PreparedRequest, one: Described) -> bool:
-    """Whether a request that the document does not allow is fine, the way the Go server reads it."""
+    """Return whether the Go server accepts a request that the document does not allow."""
     query = parse_qsl(urlsplit(sent.path_url).query, keep_blank_values=True)
     carried: dict[str, Mapping[str, Any]] = {"query": dict(reversed(query)), "header": sent.headers}
     try:
@@ -179,7 +179,7 @@ def _is_read_as_valid(case: schemathesis.Case[Any], sent: PreparedRequest, one: 
 
 
 def _absent(value: object) -> object:
-    """A body without what the server takes as left out: null and empty texts, at any depth."""
+    """Remove what the server treats as absent from a body: null and empty strings, at any depth."""
     if isinstance(value, dict):
         return {key: _absent(item) for key, item in value.items() if item not in (None, "")}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A cluster to which Helm installs."""
+"""A cluster to which Helm installs the chart."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.pages import ROOT
 
 
 class Here:
-    """A user of a cluster."""
+    """Runs the commands of a cluster's user."""
 
     def __init__(self, folder: Path) -> None:
         self.kubeconfig = folder / "kubeconfig"
 
     def run(self, *command: str, stdin: str = "") -> str:
-        """What a command prints; it must succeed."""
+        """Run a command, which must succeed; return its output."""
         env = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
         done = subprocess.run(
             command, cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, check=False
@@ -30,11 +30,11 @@ class Here:
         return done.stdout
 
     def helm(self, *arguments: str) -> str:
-        """Helm, in the namespace of the pages."""
+        """Run Helm in the namespace that the documentation uses."""
         return self.run(sys.executable, "-m", "tests.support.helm", *arguments, "--namespace=kube-system")
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """The real one."""
+        """Run the real kubectl."""
         assert shutil.which("kubectl"), "kubectl is not installed: apt-get install kubernetes-client"
         return self.run("kubectl", *arguments, stdin=stdin)
 

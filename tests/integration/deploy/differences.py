@@ -1,4 +1,4 @@
-"""Where an object of our chart differs from Cilium's, and the recorded reasons."""
+"""Compares objects of our chart with Cilium's, and lists the reason of each difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIFFERENT_KEYS: Final = {
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
     "remove-cilium-node-taints": "false is said, since left out it would mean true",
 }
-"""Keys of the ConfigMap, and why their texts differ."""
+"""Keys of the ConfigMap with other values than Cilium's, and the reasons."""
 KINDS: Final = (
     *("DaemonSet", "Deployment", "ServiceAccount"),
     *("ServiceMonitor", "PodDisruptionBudget", "ResourceQuota"),
@@ -24,7 +24,7 @@ OBJECTS: Final = {
     *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
 }
 APART: Final = {"DaemonSet/cilium-bgp-speaker", "ServiceAccount/hubble-generate-certs"}
-"""Of Cilium's chart there is none, or the recording has its name alone."""
+"""Objects that Cilium's chart does not have, or of which the recording has only the name."""
 UNSERVED: Final = "the part it is for is not built here"
 HALF: Final = "Cilium's chart follows its own value by half"
 OWN: Final = "commands of ours need neither shells nor a copy on the node"
@@ -85,11 +85,11 @@ DIFFERENT: Final = (
     (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
     (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
 )
-"""Places, and why they differ there."""
+"""Places that differ, and the reasons."""
 
 
 def places(of: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Pointer -> value; elements of a list by their name or mountPath, other lists as wholes."""
+    """Map JSON pointers to values; list elements go by name or mountPath, other lists are compared whole."""
     if isinstance(of, dict) and of:
         for key, value in of.items():
             yield from places(value, f"{at}/{key.replace('~', '~0').replace('/', '~1')}")
@@ -113,18 +113,18 @@ def _name(of: Any) -> str | None:
 
 
 def compared(objects: Mapping[str, Any]) -> set[str]:
-    """The objects that are compared, by ``Kind/name``; parts in pods of our own have tests of their own."""
+    """Return the objects to compare, by ``Kind/name``; pods of our own have separate tests."""
     compare = {key for key in objects if key in OBJECTS or key.partition("/")[0] in KINDS}
     return {key for key in compare if "envoy" not in key and key not in APART}
 
 
 def why(key: str, place: str) -> str | None:
-    """Why a place may differ."""
+    """Return the reason for which a place may differ."""
     return next((reason for pattern, reason in DIFFERENT if re.search(pattern, f"{key}:{place}")), None)
 
 
 def recorded_places(of: list[str] | str) -> set[str]:
-    """The places where Cilium's changes, written as ours."""
+    """Return the places at which Cilium's object changes, written as ours."""
     if isinstance(of, str):
         return {""}
     found = set()
@@ -136,7 +136,7 @@ def recorded_places(of: list[str] | str) -> set[str]:
 
 
 def within(place: str, others: set[str]) -> bool:
-    """Whether one is about the same place, a part of it, or the whole that it is a part of."""
+    """Return whether two places are equal or one contains the other."""
     plain = place.replace("~1", "/")
     return any(
         plain.startswith(other) or other.startswith(plain)

@@ -1,4 +1,4 @@
-"""The chart's values and ConfigMap as tests compare them."""
+"""Renders the chart and loads recordings of Cilium's, so that tests can compare values and ConfigMaps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.recordings import recordings
 DATA = recordings("helm")
 NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem not in {"default", "effects"})
 EFFECTS: dict[str, Any] = json.loads((DATA / "effects.json").read_text())
-"""What each value of Cilium's chart changes alone."""
+"""The change that each value of Cilium's chart makes alone."""
 CONFIG = "ConfigMap/cilium-config"
 OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
-"""Keys that containers read which come before the agent, or go after it."""
+"""Keys read by containers that run before the agent, or after its removal."""
 
 
 def load(name: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def asked(name: str) -> dict[str, Any]:
-    """The values of a set, Hubble on, certgen's image, and what an API server would report of its kinds."""
+    """Return a set's values with Hubble on, certgen's image and the API kinds of the recorded cluster."""
     given: dict[str, Any] = copy.deepcopy(load(name)["values"])
     given.setdefault("certgen", {"image": {"repository": "quay.io/cilium/certgen", "tag": "v0.2.1"}})
     if isinstance(hubble := given.setdefault("hubble", {}), dict):
@@ -41,9 +41,9 @@ def asked(name: str) -> dict[str, Any]:
 
 @cache
 def served(name: str) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-    """What our chart makes of the values of a set that it takes, and the paths of the others, without which.
+    """Render the values of a set that our chart accepts; also return the paths of those it refuses.
 
-    Nothing, where it takes none of them.
+    The objects are empty if the chart refuses the set whatever is removed.
     """
     given, left = asked(name), set[str]()
     while True:
@@ -57,7 +57,7 @@ def served(name: str) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
 
 
 def _removed(given: dict[str, Any], path: str) -> bool:
-    """Whether a value was there, and is removed."""
+    """Remove a value; return whether it existed."""
     *above, last = path.split(".")
     at: Any = given
     for step in above:
@@ -67,7 +67,7 @@ def _removed(given: dict[str, Any], path: str) -> bool:
 
 @cache
 def rendered(name: str) -> dict[str, dict[str, Any]] | str:
-    """What our chart makes of the set, or why it refuses."""
+    """Return the objects that our chart renders of the set, or its error."""
     return _rendered(name, asked(name))
 
 
@@ -85,7 +85,7 @@ def _rendered(name: str, given: dict[str, Any]) -> dict[str, dict[str, Any]] | s
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """``Kind/name`` -> object, as Cilium's chart renders the set."""
+    """Return ``Kind/name`` -> object, as Cilium's chart renders the set."""
     default: dict[str, Any] = load("default")["rendered"]
     found = copy.deepcopy(default)
     for key, changes in load(name)["diff"].items():
@@ -130,12 +130,12 @@ def _at(among: list[Any], step: str) -> int | None:
 
 
 def comparable() -> list[str]:
-    """The sets that Cilium's chart renders."""
+    """Return the sets that Cilium's chart renders."""
     return [one for one in NAMES if "diff" in load(one)]
 
 
 def recorded_keys(name: str) -> dict[str, str] | None:
-    """The ConfigMap that Cilium's chart renders, None for none."""
+    """Return the ConfigMap that Cilium's chart renders, empty if it renders none."""
     default = load("default")["rendered"][CONFIG]["data"]
     found = dict(default)
     for pointer, (_, new) in load(name)["diff"].get(CONFIG, {}).items():
@@ -197,4 +197,4 @@ def known_keys() -> set[str]:
 
 
 OLDER: dict[str, Any] = json.loads((Path(__file__).parent / "older_chart.json").read_text())
-"""What the chart rendered when it was new: keys of the ConfigMap, and fields that are immutable."""
+"""Output of the first version of the chart: keys of the ConfigMap, and immutable fields."""

@@ -1,4 +1,4 @@
-"""Agents that agree on identities through etcd."""
+"""Agents that allocate identities through a shared etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real etcd for each test, and one event loop for all tests of a file."""
+"""Fixtures: an etcd for each test, and one event loop for all tests of a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """gRPC delivers late callbacks of a closed event loop to the next one, which is an error there.
+    """Share one event loop: gRPC delivers late callbacks of a closed loop to the next, where they fail.
 
-    The answer to a last call comes after all of that.
+    It ends after the last of these callbacks.
     """
     yield
     assert anyio_backend

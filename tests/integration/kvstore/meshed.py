@@ -1,4 +1,4 @@
-"""An agent's part of a cluster mesh, over real etcds, with a relay that can be cut to each."""
+"""The cluster mesh part of an agent, over real etcds, each behind a relay that tests can cut."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.ipcache.fakes import FakeIpcacheMap
 
 
 class Relay:
-    """A port that leads to an etcd, while it is up."""
+    """A port that forwards to an etcd while it is up."""
 
     def __init__(self, etcd: Etcd) -> None:
         self._to = etcd
@@ -39,17 +39,17 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Return the URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     async def up(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
     async def down(self) -> None:
-        """Cut all connections, and take no more."""
+        """Close all connections, and accept no more."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -58,7 +58,7 @@ class Relay:
         await asyncio.sleep(0)
 
     def lead_to(self, etcd: Etcd) -> None:
-        """New connections lead to another one."""
+        """Forward new connections to another etcd."""
         self._to = etcd
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,7 +76,7 @@ class Relay:
 
 
 class Mesh:
-    """The agent of cluster ``home``, id 1, and the configurations of others."""
+    """The agent of cluster ``home``, id 1, and the configurations of remote clusters."""
 
     def __init__(self, hive: Hive, directory: Path, etcd: Etcd) -> None:
         self.directory = directory
@@ -88,37 +88,37 @@ class Mesh:
         self._relays: dict[str, Relay] = {}
 
     async def connect(self, cluster: str) -> None:
-        """Configure it, or make it reachable again."""
+        """Configure a remote cluster, or make it reachable again."""
         if cluster not in self._relays:
             self._relays[cluster] = Relay(self.etcd)
         await self._relays[cluster].up()
         self.configure(cluster, self._relays[cluster].url)
 
     def configure(self, cluster: str, url: str) -> None:
-        """Write its file."""
+        """Write a remote cluster's configuration file."""
         (self.directory / cluster).write_text(f"endpoints:\n- {url}\n")
 
     async def disconnect(self, cluster: str) -> None:
-        """Its etcd cannot be reached."""
+        """Make a remote cluster's etcd unreachable."""
         await self._relays[cluster].down()
         await until(lambda: not self.row(cluster).connected)
 
     async def remove(self, cluster: str) -> None:
-        """Remove its file."""
+        """Remove a remote cluster's configuration file."""
         (self.directory / cluster).unlink()
         await until(lambda: cluster not in self.tables.clusters)
 
     async def close(self) -> None:
-        """End the relays."""
+        """Close the relays."""
         for relay in self._relays.values():
             await relay.down()
 
     def relay(self, cluster: str) -> Relay:
-        """What leads to it."""
+        """Return the relay to a remote cluster."""
         return self._relays[cluster]
 
     def row(self, cluster: str) -> RemoteCluster:
-        """How its connection is."""
+        """Return the row of a remote cluster's connection."""
         return self.tables.clusters.get(cluster) or RemoteCluster(name=cluster)
 
     def put(self, key: str, value: object) -> None:
@@ -126,11 +126,11 @@ class Mesh:
         self.etcd.put(key, value if isinstance(value, str) else json.dumps(value))
 
     async def ready(self, cluster: str) -> None:
-        """Wait until all of it has been listed."""
+        """Wait until a remote cluster has been listed completely."""
         await until(lambda: self.row(cluster).ready)
 
     async def caught_up(self, cluster: str) -> None:
-        """Wait until all that was written is taken in: what is written now has come."""
+        """Wait until all earlier writes are processed, by a key that is written now."""
         row = self.row(cluster)
         if row.config is None or not row.config.retrieved:
             return
@@ -168,7 +168,7 @@ class Mesh:
                 await table.wait_removed(name)
 
     def addresses(self) -> dict[str, dict[str, Any]]:
-        """What the ipcache has of remote clusters."""
+        """Return the ipcache's entries of remote clusters."""
         return {
             row.prefix.removesuffix("/32").removesuffix("/128"): {
                 "identity": row.identity,
@@ -180,11 +180,11 @@ class Mesh:
         }
 
     def labels(self) -> dict[int, list[str]]:
-        """Identities that are known, by number."""
+        """Return the known identities, by number."""
         return {row.id: sorted(row.labels) for row in self.identities.all() if row.id >= CLUSTER.start}
 
     def counts(self, cluster: str) -> dict[str, int]:
-        """Entries, by kind."""
+        """Return the number of entries, by kind."""
         return {kind: self.tables.count(cluster, kind) for kind in KINDS}
 
 
@@ -204,7 +204,7 @@ async def mesh(
     kernel: FakeIpcacheMap | None = None,
     **settings: str,
 ) -> AsyncIterator[Mesh]:
-    """An agent with such settings; ``before``: clusters that are configured when it starts, and URLs."""
+    """Run an agent with these settings; ``before`` lists the clusters configured at its start, with URLs."""
     directory = folder / "clustermesh"
     directory.mkdir(exist_ok=True)
     for name, url in (before or {}).items():

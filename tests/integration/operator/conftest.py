@@ -1,4 +1,4 @@
-"""A fake API server, and operators at it."""
+"""Fixtures: a fake API server, and operators connected to it."""
 
 from __future__ import annotations
 

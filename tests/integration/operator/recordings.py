@@ -1,4 +1,4 @@
-"""Cilium's recorded operator scenarios, and how each is played to ours."""
+"""Loads Cilium's recorded operator scenarios and lists how to replay each on our operator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OPTIONS: Final[dict[str, dict[str, Json]]] = {
     "cnp_validation": {"start": {"enable-l7-proxy": "false", "enable-icmp-rules": "false"}},
     "node_options_off": {"start, pod ready": {"set-cilium-is-up-condition": "true"}},
 }
-"""File -> step -> the options that the recording names in words only, or Cilium's takes for granted."""
+"""File -> step -> options that the recording states only in prose, or that Cilium implies."""
 
 RETAINED: Final = (
     "a range that no pool has any more stays its node's, which is told so; test_multi_pool has it"
@@ -73,7 +73,7 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
     ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
 }
-"""File and step of objects that are not compared, with the fault of Cilium's that is not copied."""
+"""File and step of objects that are not compared, with Cilium's fault that we do not copy."""
 
 FASTER: Final = {
     "nodes-gc-interval": 20,
@@ -81,13 +81,13 @@ FASTER: Final = {
     "identity-heartbeat-timeout": 20,
     "cilium-endpoint-gc-interval": 20,
 }
-"""Intervals that are divided, so that a test need not wait for them."""
+"""Divisors of intervals, so that a test need not wait for them."""
 
 CLEARED: Final = frozenset({"lb_first_last"})
-"""Scenarios with steps that begin with no pools and no services: the deletions are not recorded."""
+"""Scenarios with steps that begin without pools and services: the deletions are not recorded."""
 
 SLOWLY: Final = frozenset({"lb_restart_repeat"})
-"""Scenarios in which services are made one after the other, each when the one before has its address."""
+"""Scenarios that create each service after the one before has its address."""
 
 WHOLE: Final = frozenset({"crd_partly_there"})
 """Scenarios in which every operator registers the custom resources."""
@@ -96,12 +96,12 @@ NOISE: Final = frozenset({"uid", "resourceVersion", "generation", "creationTimes
 TIMES: Final = frozenset({"lastTransitionTime", "lastHeartbeatTime", "io.cilium.heartbeat"})
 NOT_OURS: Final = frozenset({"ipMode", "observedGeneration", "nodeInfo", "daemonEndpoints"})
 COUNTS: Final = frozenset({"ipv4-addrs", "ipv6-addrs"})
-"""Numbers that are left out when they are 0."""
+"""Numbers that are omitted when they are 0."""
 
 
 @cache
 def load(name: str) -> Json:
-    """A scenario."""
+    """Load a scenario."""
     found: Json = json.loads((DATA / f"{name}.json").read_text())
     return found
 
@@ -113,7 +113,7 @@ ALL: Final = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "i
 
 
 def plain(value: Any) -> Any:
-    """Without what differs from run to run, and without what is empty."""
+    """Return the object without empty values and without those that differ from run to run."""
     if isinstance(value, dict):
         found = {
             key: "a time" if key in TIMES else plain(each)
@@ -131,7 +131,7 @@ def plain(value: Any) -> Any:
 
 
 def options(name: str, step: str) -> Json:
-    """The settings of the operator that is started in a step."""
+    """Return the settings of the operator that a step starts."""
     given = {key: value for key, value in load(name)["options"].items() if value is not None}
     given |= OPTIONS.get(name, {}).get(step, {})
     for key, times in FASTER.items():

@@ -1,4 +1,4 @@
-"""The plugin, compiled once for all of these tests, which run in children of their own."""
+"""Fixture: the plugin, compiled once for all these tests, which run in separate child processes."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.support.cni_plugin import compiled_plugin
 
 @pytest.fixture(scope="session", autouse=True)
 def plugin() -> None:
-    """Compiled before the first child is made."""
+    """Compile the plugin before the first child process is forked."""
     compiled_plugin()

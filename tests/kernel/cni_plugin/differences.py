@@ -1,6 +1,6 @@
-"""Where our plugin differs from the recorded one on purpose, and which recordings say nothing about it.
+"""Lists intended differences of our plugin from the recorded one, and recordings that do not apply.
 
-``correction`` is the number of the note on Cilium's plugin that calls what it does a leak, a crash or a lack.
+``correction`` is the number of the note that describes a leak, crash or missing feature of Cilium's plugin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXCLUDED: Final = {
     "fail_ipam_incomplete": NO_HTTP,
     "fail_put_timeout": "90 s of silence; an agent that is silent for less is in test_plugin_del",
 }
-"""Recordings of cni/ that are not replayed against our plugin, and why."""
+"""Recordings of cni/ that are not replayed against our plugin, and the reasons."""
 
 
 def _names() -> tuple[str, ...]:
@@ -41,18 +41,18 @@ REPLAYED: Final = tuple(name for name in ALL if name not in EXCLUDED)
 
 @dataclass(frozen=True)
 class Difference:
-    """What ours does instead of what is recorded."""
+    """The behaviour of our plugin in place of the recorded one."""
 
     reason: str
     correction: int | None = None
-    """None where it is a decision of ours, explained by ``reason``."""
+    """None for our own decisions, which ``reason`` explains."""
     exit_code: int | None = None
     stdout: Any = None
     """Keys of the printed object that differ, or the whole text; None: as recorded."""
     clean: bool = False
-    """Nothing is left, where the recorded plugin leaves its link."""
+    """Our plugin leaves nothing; the recorded one leaves its link."""
     earlier: bool = False
-    """It is refused before an endpoint is asked for."""
+    """Our plugin refuses before it requests an endpoint."""
 
 
 VERSIONS: Final = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
@@ -111,11 +111,11 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
     ("status_client1.19", 1): _WORDS,
     ("version_client1.17", 0): Difference("1.1.0 is served", 15, stdout={"supportedVersions": VERSIONS}),
 }
-"""By recording and position of the command; a key that is ``...`` must be there and is not compared."""
+"""By recording and position of the command; a key with the value ``...`` must exist and is not compared."""
 
 EVERYWHERE: Final = {
     "num_tx_queues": "one queue: a veth without NAPI has no use for more",
     "num_rx_queues": "one queue: a veth without NAPI has no use for more",
     "cniVersion": "errors carry it, as the CNI specification wants",
 }
-"""Values that differ in every recording, and why."""
+"""Values that differ in every recording, and the reasons."""

@@ -1,6 +1,6 @@
-"""Links, addresses, routes and rules of the node and of a pod, in the form of the recordings.
+"""Reads links, addresses, routes and rules of the node and of a pod, in the recordings' form.
 
-Left out, as there: lo, link-local and multicast things.
+As in the recordings, lo, link-local and multicast entries are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POD: Final = "testpod"
 
 
 def read_state() -> Json:
-    """``kernel_after``: what is on the node and in the pod now."""
+    """Return the present state of the node and the pod as in ``kernel_after``."""
     return {"host": _namespace([]), "pod": _namespace(["-n", POD])}
 
 
@@ -61,7 +61,7 @@ def _link(link: Json, where: list[str]) -> Json:
 
 
 def _ipv4_limits(where: list[str]) -> dict[str, dict[str, int]]:
-    """The limits of GSO and GRO for IPv4, by link: ip(8) prints them only from version 6.3 on."""
+    """Return the GSO and GRO limits for IPv4, by link: ip(8) prints them only since version 6.3."""
     if not where:
         return _limits_here()
     pod = Namespaces.open(f"/var/run/netns/{POD}")

@@ -1,4 +1,4 @@
-"""The real plugin and the real server over real links, with endpoints and addresses of dicts."""
+"""Runs the real plugin and server over real links; endpoints and addresses are in memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from tests.unit.cni_server.fakes import FakeNode
 
 SOCKET = Path("/run/cilium/cni.sock")
 OPERATIONAL = 0x40 | 0x10000 | 0x20000
-"""IFF_RUNNING, IFF_LOWER_UP and IFF_DORMANT: the kernel's link watch sets them when it comes to it,
-later than the call that set the link up (Documentation/networking/operstates.rst)."""
+"""IFF_RUNNING, IFF_LOWER_UP and IFF_DORMANT: the kernel's link watch sets them some time after the call that
+set the link up (Documentation/networking/operstates.rst).
+"""
 
 
 def _root(_links: HostLinks) -> None:
-    """What the tests need of the hive."""
+    """List the dependencies of the tests."""
 
 
 @dataclass
 class Node:
-    """A server over real links, with endpoints and addresses of dicts."""
+    """A server over real links; endpoints and addresses are in memory."""
 
     fakes: FakeNode
     links: HostLinks
@@ -51,18 +52,18 @@ class Node:
 
 
 def configuration(**keys: object) -> dict[str, object]:
-    """A network configuration for the server here."""
+    """Return a network configuration for this server."""
     return {"name": "cilium", "type": "cilium-cni", "agent-socket": str(SOCKET), **keys}
 
 
 def path_of(pod: Namespaces) -> str:
-    """Path of the pod's namespace."""
+    """Return the path of the pod's namespace."""
     return f"/proc/{os.getpid()}/fd/{pod.net}"
 
 
 @asynccontextmanager
 async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
-    """cni.sock over this node's links; the MTU is 1400."""
+    """Serve cni.sock over this node's links; the MTU is 1400."""
     async with Hive(netlink.cell, invoke(_root)).started() as hive:
         links, fakes, lifecycle, log = (
             hive.get(HostLinks),
@@ -92,7 +93,7 @@ async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
 
 @dataclass(frozen=True)
 class Look:
-    """A pod's interfaces, addresses and routes as pyroute2 sees them."""
+    """A pod's interfaces, addresses and routes as read by pyroute2."""
 
     links: dict[str, Any]
     addresses: list[tuple[str, int]]
@@ -101,7 +102,7 @@ class Look:
 
     @property
     def marks(self) -> dict[str, tuple[object, ...]]:
-        """What makes each link the one it is."""
+        """Return the attributes that identify each link."""
         return {
             name: (link["index"], link.get("address"), link["flags"] & ~OPERATIONAL)
             for name, link in self.links.items()
@@ -109,7 +110,7 @@ class Look:
 
 
 async def look(pod: Namespaces) -> Look:
-    """The pod's IPv4 side."""
+    """Read the pod's IPv4 state."""
     return await anyio.to_thread.run_sync(_look, pod)
 
 
@@ -128,7 +129,7 @@ def _look(pod: Namespaces) -> Look:
 
 
 def add_veth(pod: Namespaces) -> None:
-    """An eth0 in the pod that is unknown here."""
+    """Create an eth0 in the pod that the agent does not know."""
     from pyroute2 import IPRoute
 
     with inside(pod), IPRoute() as ip:

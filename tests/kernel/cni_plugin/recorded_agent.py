@@ -1,4 +1,4 @@
-"""Our CNI server as the agent of a recording: addresses, refusals and health are the recorded ones."""
+"""Runs our CNI server with the addresses, errors and health of a recorded agent."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ UNASKED: Json = {
     "routeMTU": 1500,
     "addressing": {"ipv4": {"enabled": True, "ip": "10.0.1.5"}},
 }
-"""The configuration where the recorded plugin did not ask for it."""
+"""The configuration for recordings in which the plugin did not request it."""
 
 
 class RecordedNode(FakeNode):
-    """Answers as the recorded agent did; real links are elsewhere."""
+    """Answers as the recorded agent did; the links are real."""
 
     def __init__(self) -> None:
         super().__init__()
         self.exchanges: list[Json] = []
-        """Of the present command."""
+        """Exchanges of the present command."""
         self.puts: list[Json] = []
         """Bodies of PUT /endpoint as our ADD would have sent them."""
         self.route_mtu_in_chains = False
-        """As configured at the recorded node."""
+        """The recorded node's setting."""
         self.hidden = False
-        """Whether endpoints are not to be found."""
+        """Whether lookups find no endpoints."""
 
     def follow(self, step: Json) -> None:
-        """From now on, answer the requests of this command."""
+        """Answer the requests of this command from now on."""
         self.exchanges = step["exchanges"]
         self.puts = []
         health = self._answer("GET", "/healthz")
@@ -77,22 +77,22 @@ class RecordedNode(FakeNode):
 
     @property
     def mtu(self) -> int:
-        """``deviceMTU`` of the recorded configuration."""
+        """Return ``deviceMTU`` of the recorded configuration."""
         return int(self._configuration()["deviceMTU"])
 
     @property
     def route_mtu(self) -> int:
-        """``routeMTU`` of the recorded configuration."""
+        """Return ``routeMTU`` of the recorded configuration."""
         return int(self._configuration()["routeMTU"])
 
     @property
     def reserved_ports(self) -> str:
-        """``ipLocalReservedPorts`` of the recorded configuration."""
+        """Return ``ipLocalReservedPorts`` of the recorded configuration."""
         return str(self._configuration().get("ipLocalReservedPorts", ""))
 
     @property
     def limits(self) -> OffloadLimits:
-        """The recorded limits of GSO and GRO."""
+        """Return the recorded limits of GSO and GRO."""
         status = self._configuration()
         names = ("GROMaxSize", "GSOMaxSize", "GROIPv4MaxSize", "GSOIPv4MaxSize")
         return OffloadLimits(*(status.get(name, 0) for name in names))
@@ -103,7 +103,7 @@ class RecordedNode(FakeNode):
         return good[-1] if good else UNASKED
 
     def routers(self) -> tuple[IPAddress, ...]:
-        """The recorded node's own addresses."""
+        """Return the router addresses of the recorded node."""
         addressing = self._configuration()["addressing"]
         found = [addressing[family] for family in ("ipv6", "ipv4") if family in addressing]
         return tuple(ip_address(each["ip"]) for each in found if each.get("enabled"))
@@ -111,7 +111,7 @@ class RecordedNode(FakeNode):
     def allocate_next(
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
-        """The recorded addresses of the families that are on."""
+        """Return the recorded addresses of the enabled families."""
         (request,) = [e["request"] for e in self.exchanges if e["request"]["method"] == "POST"]
         assert unquote(request["path"]) == f"/v1/ipam?owner={owner}"
         response = self._answer("POST", "/v1/ipam")
@@ -127,7 +127,7 @@ class RecordedNode(FakeNode):
         return tuple(given)
 
     def begin(self, request: EndpointRequest) -> NewEndpoint:
-        """Refuse as recorded, or make the endpoint."""
+        """Refuse as recorded, or create the endpoint."""
         self.puts.append(put_body(request))
         response = self._answer("PUT", "/v1/endpoint")
         if response["status"] != 201:
@@ -135,12 +135,12 @@ class RecordedNode(FakeNode):
         return super().begin(request)
 
     def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
-        """None where the recorded agent did not find it."""
+        """Return the endpoint, or None if the recorded agent did not find it."""
         return None if self.hidden else super().by_attachment(container_id, container_ifname)
 
 
 def put_body(request: EndpointRequest) -> Json:
-    """What Cilium's plugin would have sent, but for timers, state and synchronous build."""
+    """Return what Cilium's plugin would have sent, apart from timers, state and synchronous build."""
     datapath = request.datapath
     body: dict[str, object] = {
         "addressing": {},
@@ -172,12 +172,12 @@ def put_body(request: EndpointRequest) -> Json:
 
 
 def _root(_links: HostLinks) -> None:
-    """What the hive is started for."""
+    """List the dependencies of the tests."""
 
 
 @asynccontextmanager
 async def serving(node: RecordedNode) -> AsyncIterator[None]:
-    """cni.sock, over real links and this node's answers."""
+    """Serve cni.sock over real links with this node's answers."""
     async with Hive(netlink.cell, invoke(_root)).started() as hive:
         links, lifecycle, log = hive.get(HostLinks), Lifecycle("test"), structlog.get_logger()
         health = HealthTree().reporter("cni")

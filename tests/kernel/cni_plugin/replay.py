@@ -1,4 +1,4 @@
-"""Runs our plugin through a recording of Cilium's; compares the output and what is left in the kernel."""
+"""Replays a recording of Cilium's plugin on ours; compares the output and the kernel's state afterwards."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NOTHING_RUNS: Final = {
     "del_queue_locked_client1.17": {0},
     "status_agent_down_client1.19": {0},
 }
-"""Commands that find no agent."""
+"""Commands that run without an agent."""
 BEFORE: Final = {
     "address removed from eth0": f"ip -n {POD} address del 10.0.1.77/32 dev eth0",
     "eth0 removed": f"ip -n {POD} link del eth0",
 }
-"""What was done before a command, by its note."""
+"""Preparations before a command, by its note."""
 _CLIENT_WORDS = re.compile(r"\[[A-Z]+ /[^\]]*\]\[\d+\] \w+ +")
 _PATIENCE = re.compile(r"after \d+\.0+ seconds")
 _FREE = frozenset({"<IFINDEX>", "<NETNSID>", "<LENGTH>", "<LINK_LOCAL>"})
@@ -55,9 +55,9 @@ class Replay:
         self.node = RecordedNode()
         self.node.route_mtu_in_chains = "enableRouteMTUForCNIChaining" in json.dumps(self.recording)
         self.seen: dict[str, object] = {}
-        """What stands for each placeholder here."""
+        """The value of each placeholder in this replay."""
         self.ended = anyio.Event()
-        """Set once the plugin has ended, where there is one command."""
+        """Set when the plugin has exited, if there is one command."""
 
     async def run(self) -> None:
         """Prepare the node, run every command, compare."""
@@ -170,7 +170,7 @@ class Replay:
             assert ended.stderr.splitlines()[1].startswith(step["stderr_head"].splitlines()[1])
 
     def _translated(self, recorded: Json) -> Json:
-        """What the recorded plugin prints, without its HTTP client's words, with our socket."""
+        """Return the recorded output without the HTTP client's words, with our socket."""
         if isinstance(recorded, dict):
             return {key: self._translated(value) for key, value in recorded.items()}
         if isinstance(recorded, list):
@@ -199,7 +199,7 @@ class Replay:
         self.same(wanted, projected(wanted, await anyio.to_thread.run_sync(read_state)), where)
 
     def _our_kernel(self, recorded: Json) -> Json:
-        """The recorded state with the values that differ everywhere; see EVERYWHERE."""
+        """Return the recorded state with the values that differ everywhere; see EVERYWHERE."""
         wanted = json.loads(json.dumps(recorded))
         for side in wanted.values():
             for link in side["links"]:
@@ -208,19 +208,19 @@ class Replay:
         return wanted
 
     def _set_up_beforehand(self, name: str) -> bool:
-        """Whether the link is none of the plugin's making."""
+        """Return whether the link was created before the plugin ran."""
         lines = (line.split() for line in self.recording["setup"])
         made = any(line[:3] == ["ip", "link", "add"] and name in line for line in lines)
         return made and self.name.startswith("chained_")
 
     def same(self, recorded: Json, got: Json, where: str) -> None:
-        """Raise AssertionError unless equal, with every placeholder standing for the same thing all along."""
+        """Raise AssertionError unless equal, with one value for each placeholder throughout."""
         differences = list(unlike(recorded, got, self.seen))
         assert not differences, (where, differences)
 
 
 def unlike(recorded: Json, got: Json, seen: dict[str, object], path: str = "") -> Iterator[str]:
-    """How the two differ; what stands for a placeholder is remembered in ``seen``."""
+    """Describe how the two differ; values of placeholders are stored in ``seen``."""
     if recorded is ... and got:
         return
     if isinstance(recorded, dict) and isinstance(got, dict) and recorded.keys() == got.keys():
@@ -251,7 +251,7 @@ def _order(item: Json) -> str:
 
 
 def sorted_lists(value: Json) -> Json:
-    """The value with its lists in an order of their own: the kernel's has no meaning."""
+    """Return the value with sorted lists: the kernel's order has no meaning."""
     if isinstance(value, dict):
         return {key: sorted_lists(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -260,7 +260,7 @@ def sorted_lists(value: Json) -> Json:
 
 
 def projected(wanted: Json, got: Json) -> Json:
-    """What is there of the keys that were recorded; everything else the tool prints is left out."""
+    """Return only the keys that were recorded; all others that the tool prints are ignored."""
     if isinstance(wanted, dict) and isinstance(got, dict):
         return {key: projected(wanted[key], got.get(key)) for key in wanted}
     if isinstance(wanted, list) and isinstance(got, list):
@@ -272,7 +272,7 @@ def projected(wanted: Json, got: Json) -> Json:
 
 
 def compare_queue(recorded: Json) -> None:
-    """The delete queue's directory, and the files that were recorded of it."""
+    """Compare the delete queue's directory with the recorded files."""
     entries = list(QUEUE.iterdir())
     assert (len(entries), oct(QUEUE.stat().st_mode & 0o7777)) == (recorded["count"], recorded["dir_mode"])
     for name, file in recorded["files"].items():
@@ -291,13 +291,13 @@ async def _agent(node: RecordedNode, *, wanted: bool) -> AsyncIterator[None]:
 
 @contextmanager
 def nothing() -> Iterator[None]:
-    """Hold no lock."""
+    """Take no lock."""
     yield
 
 
 @contextmanager
 def locked_queue() -> Iterator[list[int]]:
-    """The agent's side of the queue's lock; a descriptor taken out of the list is the taker's to close."""
+    """Take the queue's lock as the agent does; a test that pops the descriptor must close it."""
     QUEUE.mkdir(parents=True, exist_ok=True, mode=0o755)
     fds = [os.open(QUEUE / "lockfile", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)]
     fcntl.fcntl(fds[0], fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
@@ -309,7 +309,7 @@ def locked_queue() -> Iterator[list[int]]:
 
 
 def someone_wants_the_lock() -> bool:
-    """Whether a plugin has the lock's file open."""
+    """Return whether a plugin has the lock file open."""
     for process in Path("/proc").glob("[0-9]*"):
         if process.name == str(os.getpid()):
             continue

@@ -1,4 +1,4 @@
-"""The packet tests' node, made once a module and reset for each test."""
+"""Fixtures: the node of the packet tests, created once per module and reset for each test."""
 
 import os
 import struct
@@ -15,7 +15,7 @@ from tests.support.processor import on_one_processor
 
 @pytest.fixture(scope="module")
 def loaded_world() -> Iterator[World]:
-    """Maps and programs; loading takes some milliseconds."""
+    """Load maps and programs, which takes some milliseconds."""
     need_root()
     with World() as world:
         yield world
@@ -23,14 +23,14 @@ def loaded_world() -> Iterator[World]:
 
 @pytest.fixture
 def world(loaded_world: World) -> World:
-    """Two pods allowed everything, no connections, no counts."""
+    """Reset to two pods with allow-all policies, no connections, no counts."""
     loaded_world.reset()
     return loaded_world
 
 
 @pytest.fixture
 def events(world: World) -> Iterator[Listen]:
-    """Takes out what the programs have reported since the last call."""
+    """Return a function that removes and returns the events since its last call."""
     rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
     for ring in rings:
         world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))

@@ -1,7 +1,7 @@
-"""The packet walk in plain Python: what becomes of a packet, and what is remembered of it.
+"""The packet path in plain Python: what happens to a packet, and which state it leaves.
 
-Read it to learn the walk, top-down from pod_sends() and host_sends(). The programs in cells/datapath/bpf do
-the same to any packet; test_model.py checks that.
+To learn the path, read top-down from pod_sends() and host_sends(). The programs in cells/datapath/bpf do the
+same to any packet; test_model.py checks that.
 """
 
 import struct
@@ -64,16 +64,16 @@ class ModelPod:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What became of a frame: the action, the frame as it goes on, and the count it left in the metrics."""
+    """The result for a frame: the action, the outgoing frame, and its count in the metrics."""
 
     action: int
     frame: bytes
     counted: tuple[int, int] | None = None
-    """Reason and direction. Nothing is counted twice, ARP and what stays with the host not at all."""
+    """Reason and direction. Nothing is counted twice; ARP and packets for the host are not counted."""
 
 
 class DroppedError(Exception):
-    """Ends the walk with a reason."""
+    """Ends the processing of a packet with a drop reason."""
 
     def __init__(self, reason: int, direction: Direction) -> None:
         super().__init__(reason, direction)
@@ -81,7 +81,7 @@ class DroppedError(Exception):
 
 
 class Model:
-    """A node with pods, addresses of its own, and a world with identities that it may know."""
+    """A node with pods, its own addresses, and networks outside, with identities for some of them."""
 
     def __init__(self, pods: list[ModelPod], own: set[Address], router6: IPv6Address, net_mac: bytes) -> None:
         self.pods: dict[Address, ModelPod] = {pod.ip: pod for pod in pods} | {pod.ip6: pod for pod in pods}
@@ -93,7 +93,7 @@ class Model:
         self.conntrack = Conntrack()
 
     def pod_sends(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
-        """A pod's frame enters the host's end of its link."""
+        """Process a pod's frame at the host's end of its link."""
         try:
             return self._pod_sends(pod, frame, now)
         except DroppedError as dropped:
@@ -137,7 +137,7 @@ class Model:
         return self._deliver(receiver, flow, frame, pod.identity, now)
 
     def _answer_neighbour(self, pod: ModelPod, flow: Flow, frame: bytes) -> Walk:
-        """The gateway and the node's pods are behind the link; the node's own addresses answer themselves."""
+        """Answer for the gateway and the node's pods; the node's own addresses answer themselves."""
         target = solicited(frame)
         if flow.hops != 255 or not flow.plain or target is None:
             raise DroppedError(INVALID, Direction.EGRESS)
@@ -158,7 +158,7 @@ class Model:
         return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, self.router6, router=False))
 
     def host_sends(self, frame: bytes, now: int) -> Walk:
-        """The host's frame leaves through cilium_host, where its routes lead for pods."""
+        """Process a frame that the host routes to a pod through cilium_host."""
         try:
             return self._host_sends(frame, now)
         except DroppedError as dropped:
@@ -198,7 +198,7 @@ class Model:
         source: int,
         now: int,
     ) -> None:
-        """Whether the pod may send or receive this. Of an answer counts whether the flow may begin still."""
+        """Raise unless policy allows the packet; for a reply, policy must still allow the flow's start."""
         if status is Status.RELATED:
             self._decide_error(pod, flow, direction, peer, now)
             return
@@ -214,7 +214,7 @@ class Model:
             self.conntrack.found.source_identity = source
 
     def _decide_answered(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int) -> None:
-        """Whether the flow may begin that this packet answers, with this peer."""
+        """Decide whether policy still allows the flow that this packet answers, with this peer."""
         entry = self.conntrack.found
         if direction is Direction.EGRESS and entry is not None:
             peer = entry.source_identity
@@ -225,7 +225,7 @@ class Model:
             raise DroppedError(refused, direction)
 
     def _decide_error(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int, now: int) -> None:
-        """Whether policy allows the flow that the error quotes, as it began; else, the error itself."""
+        """Decide whether policy allows the flow that the error quotes; else check the error itself."""
         about = quoted(flow)
         if about is not None and (about.source, about.destination) == (flow.destination, flow.source):
             back = Direction.INGRESS if direction is Direction.EGRESS else Direction.EGRESS
@@ -246,7 +246,7 @@ class Model:
             raise DroppedError(refused, direction)
 
     def _identity(self, ip: Address) -> int:
-        """The owner of an address: the node's records first, then the longest prefix, else the world's."""
+        """Return the identity of an address: node's records first, then longest prefix, else world."""
         if ip in self.own:
             return HOST
         if ip in self.pods:
@@ -256,12 +256,12 @@ class Model:
 
 
 def ether_type(frame: bytes) -> int:
-    """The type field, or the length of an 802.3 frame."""
+    """Return the type field, or the length of an 802.3 frame."""
     return int.from_bytes(frame[12:14], "big")
 
 
 def for_neighbours(frame: bytes) -> bool:
-    """Whether an IPv6 frame is for the links's neighbours only: a group, or a link-local address."""
+    """Return whether an IPv6 destination is multicast or link-local."""
     if ether_type(frame) != IPV6 or len(frame) < 54:
         return False
     to = IPv6Address(frame[38:54])
@@ -269,7 +269,7 @@ def for_neighbours(frame: bytes) -> bool:
 
 
 def answer_arp(pod: ModelPod, frame: bytes) -> Walk:
-    """Everything a pod asks for is behind its link, but itself; other packets are for the host."""
+    """Answer ARP for every address but the pod's own; other packets go to the host."""
     if len(frame) < 42:
         raise DroppedError(INVALID, Direction.EGRESS)
     to, message = frame[:6], frame[14:42]

@@ -1,4 +1,4 @@
-"""The plain model's conntrack: each pod remembers its flows, what it started and what it accepted."""
+"""The plain model's conntrack: for each pod, the flows it started and accepted."""
 
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -12,7 +12,7 @@ _REPORTED: Final = SYN | FIN | RST
 
 
 class Status(Enum):
-    """What a packet is to the pod."""
+    """The conntrack state of a packet for the pod."""
 
     NEW = auto()
     ESTABLISHED = auto()
@@ -22,7 +22,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Of a flow from ``starter`` to ``peer``; ``flags`` say to which of them it belongs, and errors."""
+    """The key of a flow from ``starter`` to ``peer``; ``flags`` name the owner, and mark ICMP errors."""
 
     starter: Address
     peer: Address
@@ -33,36 +33,36 @@ class Key:
 
     @classmethod
     def started_by(cls, flow: Flow, direction: Direction) -> "Key":
-        """The flow that this packet would have started."""
+        """Return the key of the flow that this packet would start."""
         flags = (IN if direction is Direction.INGRESS else OUT) | RELATED * flow.related
         return cls(flow.source, flow.destination, flow.dport, flow.sport, flow.protocol, flags)
 
     @classmethod
     def answered_by(cls, flow: Flow, direction: Direction) -> "Key":
-        """The flow that this packet would answer: all the other way round."""
+        """Return the key of the flow that this packet would answer, with both ends swapped."""
         flags = (OUT if direction is Direction.INGRESS else IN) | RELATED * flow.related
         return cls(flow.destination, flow.source, flow.sport, flow.dport, flow.protocol, flags)
 
     def errors(self) -> "Key":
-        """Where ICMP errors between the two are looked for."""
+        """Return the key for ICMP errors between the two."""
         icmp = ICMP if self.starter.version == 4 else ICMPV6
         return replace(self, dport=0, sport=0, protocol=icmp, flags=self.flags | RELATED)
 
 
 @dataclass(slots=True)
 class Entry:
-    """A flow. The receiving direction is ``rx``, the other ``tx``, seen from the pod it belongs to."""
+    """A conntrack entry. ``rx`` is what its pod receives, ``tx`` what it sends."""
 
     source_identity: int
     until: int
-    """The second at the end of which it is forgotten."""
+    """The last second in which the entry is valid."""
     seen_non_syn: bool = False
     closed: frozenset[Direction] = frozenset()
     seen: tuple[int, int] = (0, 0)
     """TCP flags seen: received, sent."""
 
     def saw(self, tcp_flags: int, direction: Direction) -> None:
-        """Note flags of a packet in that direction."""
+        """Record a packet's flags in that direction."""
         received, sent = self.seen
         if direction is Direction.INGRESS:
             received |= tcp_flags & _REPORTED
@@ -72,24 +72,25 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Whether both directions have ended."""
+        """Return whether both directions are closed."""
         return len(self.closed) == 2
 
 
 class Conntrack:
-    """All entries of the node."""
+    """All conntrack entries of the node."""
 
     def __init__(self) -> None:
         self.entries: dict[Key, Entry] = {}
         self.found: Entry | None = None
-        """What the last packet looked up belongs to."""
+        """The entry of the last packet looked up."""
         self._until_before = 0
 
     def look_up(self, flow: Flow, direction: Direction, now: int) -> Status:
-        """What the packet is, noted in the entry it belongs to.
+        """Return the state of a packet and update its entry.
 
-        It belongs to one at most, except when a flow ended and its other side began anew between the same
-        ports: then to the one that it looks like. Of ICMP nothing is an answer that does not look like one.
+        It matches at most one entry, except when a flow ended and the other side starts one between the same
+        ports: then the direction that it looks like decides. An ICMP packet is a reply only if its type is
+        one.
         """
         ways: tuple[bool, ...] = (flow.answer_likely, not flow.answer_likely)
         if flow.protocol in {ICMP, ICMPV6} and not flow.answer_likely:
@@ -114,12 +115,12 @@ class Conntrack:
         return self._note_tcp(entry, flow.tcp_flags, direction, now)
 
     def alive(self, key: Key, now: int) -> Entry | None:
-        """The entry, if its time is not over. It is left as it is."""
+        """Return the entry if it has not expired, without a change."""
         entry = self.entries.get(key)
         return entry if entry is not None and entry.until >= now else None
 
     def not_prolonged(self) -> None:
-        """The last packet looked up is dropped, and its flow ends no later for it."""
+        """Undo the new lifetime of the entry, as the last packet looked up is dropped."""
         if self.found is not None:
             self.found.until = self._until_before
 
@@ -144,7 +145,7 @@ class Conntrack:
         entry.saw(flags, direction)
 
     def create(self, flow: Flow, direction: Direction, source_identity: int, now: int) -> None:
-        """Remember a flow that policy has let through, and expect errors about it."""
+        """Create an entry for an allowed flow, and one for ICMP errors about it."""
         tcp = flow.protocol == TCP
         key = Key.started_by(flow, direction)
         entry = Entry(source_identity, now + (SYN_LIFETIME if tcp else OTHER_LIFETIME))

@@ -1,4 +1,4 @@
-"""Frames for the property tests: of few hosts and ports, so that flows meet, and sometimes an odd one."""
+"""Generates frames for the property tests: few hosts and ports, so that flows meet, and some odd frames."""
 
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -36,12 +36,12 @@ from tests.kernel.datapath.world import (
 )
 
 KNOWN = "203.0.113.5"
-"""Outside, but with an identity of its own."""
+"""An address outside the cluster with an identity."""
 PODS = (A, B)
 KNOWN6 = "2001:db8:5::5"
 SHORTEST = 34
 SHORTEST_IPV6 = 54
-"""Bytes: the kernel runs no program on an IP frame without its whole header."""
+"""Bytes: the kernel runs no program on an IP frame without a complete header."""
 ADDRESSES = (A.ip, B.ip, ROUTER, NODE, OUTSIDE, KNOWN)
 ADDRESSES6 = (A.ip6, B.ip6, ROUTER6, NODE6, OUTSIDE6, KNOWN6, "ff02::1", "fe80::1")
 PORTS = (53, 80, 40000)
@@ -57,7 +57,7 @@ hops = st.sampled_from((64, 64, 64, 255, 2, 1, 0))
 
 @st.composite
 def transports(draw: st.DrawFn) -> Packet:
-    """What is inside an IP packet."""
+    """Generate the payload of an IP packet."""
     match draw(st.sampled_from(("tcp", "tcp", "udp", "icmp", "other"))):
         case "tcp":
             return TCP(sport=draw(ports), dport=draw(ports), flags=draw(st.sampled_from(TCP_FLAGS)))
@@ -72,7 +72,7 @@ def transports(draw: st.DrawFn) -> Packet:
 
 @st.composite
 def ipv4(draw: st.DrawFn, source: str | None = None) -> Packet:
-    """A well-formed IPv4 packet, from anybody if no source is given."""
+    """Generate a well-formed IPv4 packet, from any source unless one is given."""
     transport = draw(transports())
     packet = IP(
         src=source or draw(addresses), dst=draw(addresses), ttl=draw(hops), id=draw(st.integers(0, 65535))
@@ -94,13 +94,13 @@ def ipv4(draw: st.DrawFn, source: str | None = None) -> Packet:
 
 
 def transport_number(transport: Packet) -> int:
-    """The protocol number that scapy would fill in, but for a fragment does not."""
+    """Return the protocol number, which scapy does not fill in for a fragment."""
     return {TCP: 6, UDP: 17, ICMP: 1}[type(transport)]
 
 
 @st.composite
 def messages6(draw: st.DrawFn) -> Packet:
-    """ICMPv6: echoes, errors, and what neighbours say."""
+    """Generate ICMPv6: echoes, errors and neighbour discovery."""
     kinds = (
         ICMPv6EchoRequest(id=draw(st.sampled_from((1, 80)))),
         ICMPv6EchoReply(id=draw(st.sampled_from((1, 80)))),
@@ -123,7 +123,7 @@ EXTENSIONS = (
 
 @st.composite
 def ipv6(draw: st.DrawFn, source: str | None = None) -> Packet:
-    """A well-formed IPv6 packet, now and then with extension headers."""
+    """Generate a well-formed IPv6 packet, sometimes with extension headers."""
     packet = IPv6(src=source or draw(addresses6), dst=draw(addresses6), hlim=draw(hops))
     if draw(st.integers(0, 4)) == 0:
         for extension in draw(st.lists(st.sampled_from(EXTENSIONS), min_size=1, max_size=8)):
@@ -141,7 +141,7 @@ def ipv6(draw: st.DrawFn, source: str | None = None) -> Packet:
 
 @st.composite
 def solicitations(draw: st.DrawFn, pod: Pod) -> bytes:
-    """Questions for the MAC behind an IPv6 address, some of them impossible."""
+    """Generate neighbour solicitations, some of them invalid."""
     target = draw(addresses6)
     message = ICMPv6ND_NS(tgt=target)
     if draw(st.booleans()):
@@ -154,7 +154,7 @@ def solicitations(draw: st.DrawFn, pod: Pod) -> bytes:
 
 @st.composite
 def pod_frames(draw: st.DrawFn, pod: Pod) -> bytes:
-    """What a pod might send: mostly packets of its own."""
+    """Generate frames of a pod, most of them with its own source address."""
     if draw(st.booleans()):
         source6 = draw(st.sampled_from((pod.ip6,) * 9 + ADDRESSES6))
         return bytes(Ether(src=pod.mac, dst=pod.host_mac) / draw(ipv6(source6)))
@@ -164,7 +164,7 @@ def pod_frames(draw: st.DrawFn, pod: Pod) -> bytes:
 
 @st.composite
 def host_frames(draw: st.DrawFn) -> bytes:
-    """What the host might send out of cilium_host."""
+    """Generate frames that the host sends through cilium_host."""
     return bytes(Ether(src=NET_MAC, dst=NET_MAC) / draw(st.one_of(ipv4(), ipv6())))
 
 
@@ -172,12 +172,12 @@ CONVERSATIONS = (
     *((A.ip, B.ip), (B.ip, A.ip), (A.ip, OUTSIDE), (ROUTER, A.ip)),
     *((A.ip6, B.ip6), (B.ip6, A.ip6), (ROUTER6, A.ip6)),
 )
-"""Initiator and peer of the flow. Few, so that packets of one follow each other."""
+"""Initiator and peer of each flow. Few, so that packets of one follow each other."""
 
 
 @st.composite
 def quotes(draw: st.DrawFn, source: str, destination: str) -> bytes:
-    """What an error is about: a packet of a conversation, whole or cut off, or nothing readable."""
+    """Generate the quoted part of an error: a packet of a flow, whole or truncated, or garbage."""
     sport, dport = draw(st.sampled_from(((80, 40000), (40000, 80))))
     six = ":" in source
     echo = draw(st.sampled_from((ICMPv6EchoRequest, ICMPv6EchoReply)))(id=77) if six else ICMP(id=77)
@@ -188,7 +188,7 @@ def quotes(draw: st.DrawFn, source: str, destination: str) -> bytes:
 
 @st.composite
 def spoken(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
-    """A packet of one of the conversations, either way, and the pod that sends it; None: the host does."""
+    """Generate a packet of a flow, in either direction, and the pod that sends it; None: the host does."""
     starter, peer = draw(st.sampled_from(CONVERSATIONS))
     answers = draw(st.booleans())
     source, destination = (peer, starter) if answers else (starter, peer)
@@ -219,7 +219,7 @@ def spoken(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
 
 @st.composite
 def damaged(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
-    """A frame cut short, or with bytes of its headers changed."""
+    """Generate a frame that is truncated or has changed header bytes."""
     frame = bytearray(draw(frames))
     for _ in range(draw(st.integers(0, 2))):
         frame[draw(st.integers(12, min(len(frame), 78) - 1))] = draw(st.integers(0, 255))
@@ -231,7 +231,7 @@ def damaged(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
 
 @st.composite
 def questions(draw: st.DrawFn, pod: Pod) -> bytes:
-    """ARP of all kinds, the most part questions."""
+    """Generate ARP packets, most of them requests."""
     to = draw(st.sampled_from(("ff:ff:ff:ff:ff:ff", pod.host_mac, "0a:00:00:00:99:99")))
     message = ARP(
         op=draw(st.sampled_from((1, 1, 1, 2, 3))),

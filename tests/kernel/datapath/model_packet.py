@@ -1,4 +1,4 @@
-"""The plain model's view of a frame: what its headers say, and how a hop changes it."""
+"""The plain model's parser: header fields of a frame, and the changes that a hop makes."""
 
 import struct
 from collections.abc import MutableMapping
@@ -20,11 +20,11 @@ _ICMP_OF: Final = {4: ICMP, 6: ICMPV6}
 _HOP_OPTIONS, _ROUTING, _FRAGMENT, _AUTHENTICATION, _NOTHING, _OPTIONS = 0, 43, 44, 51, 59, 60
 _MOST_EXTENSIONS: Final = 6
 _ANSWERS: Final = frozenset({0, 14, 16, 18})
-"""Types of ICMP that answer others, and have their identifiers."""
+"""ICMP types that are replies with the identifier of the request."""
 
 
 class Direction(IntEnum):
-    """Which way a packet goes, seen from the pod."""
+    """The direction of a packet, from the pod's view."""
 
     INGRESS = 1
     EGRESS = 2
@@ -32,39 +32,39 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What conntrack and policy need to know of a packet."""
+    """The fields of a packet that conntrack and policy use."""
 
     source: Address
     destination: Address
     protocol: int
     hops: int
-    """How many it may still take."""
+    """TTL or hop limit."""
     sport: int = 0
-    """As conntrack keys it: an echo has its id on the side that asks, and nothing on the other."""
+    """The source port in conntrack keys: an echo has its id on the requesting side, 0 on the other."""
     dport: int = 0
     policy_port: int = 0
-    """As policy keys it: for ICMP the type."""
+    """The port in policy keys: for ICMP the type."""
     tcp_flags: int = 0
     related: bool = False
-    """An ICMP error."""
+    """Whether it is an ICMP error."""
     quote: bytes = b""
-    """What the error is about, as far as it is quoted: a packet without its Ethernet header."""
+    """The packet that an error quotes, possibly truncated, without Ethernet header."""
     plain: bool = True
-    """Whether the transport header follows the network header at once."""
+    """Whether the transport header follows the network header directly."""
     answer_likely: bool = False
-    """Whether it looks like an answer: from the lower port, an echo's reply, or an error."""
+    """Whether it looks like a reply: from the lower port, an echo reply, or an error."""
 
 
 def answered(flow: Flow) -> Flow:
-    """What this packet answers, as policy keys it."""
+    """Return the flow that this packet answers, with policy's keys."""
     asks = {ICMP: {0: 8}.get(flow.policy_port, flow.policy_port - 1), ICMPV6: 128}
     return replace(flow, policy_port=asks.get(flow.protocol, flow.sport))
 
 
 def quoted(error: Flow) -> Flow | None:
-    """The packet that an error is about, as conntrack and policy know it; None if the error does not say.
+    """Return the packet that an error quotes, or None if addresses and ports cannot be read.
 
-    Only addresses and ports count, whatever else of it is there.
+    Only addresses and ports count, whatever else the quote contains.
     """
     quote = error.quote
     if error.source.version == 4:
@@ -93,7 +93,7 @@ def quoted(error: Flow) -> Flow | None:
 
 
 class RefusedError(Exception):
-    """The packet cannot be used for this reason. ``source``: of the address, as far as it could be read."""
+    """A packet is dropped for this reason. ``source``: its source address, as far as it was read."""
 
     def __init__(self, reason: int, source: Address | None = None) -> None:
         super().__init__(reason)
@@ -102,11 +102,11 @@ class RefusedError(Exception):
 
 
 Fragments = MutableMapping[tuple[Address, Address, int, int], tuple[int, int]]
-"""Of a datagram in fragments (source, destination, identifier, protocol): the ports its first one had."""
+"""Ports of the first fragment, by (source, destination, identifier, protocol)."""
 
 
 def read(frame: bytes, fragments: Fragments) -> Flow:
-    """The flow of an IP frame, or RefusedError. The ports of a first fragment are stored for the others."""
+    """Return the flow of an IP frame, or raise RefusedError. Ports of a first fragment are stored."""
     if int.from_bytes(frame[12:14], "big") == IPV4:
         return _read_ipv4(frame, fragments)
     return _read_ipv6(frame, fragments)
@@ -169,7 +169,7 @@ def _read_fragment(
     first: bool,
     fragments: Fragments,
 ) -> Flow:
-    """The first fragment leaves its ports for the others, which without them are refused."""
+    """Store the ports of a first fragment, or find them for a later one, which is else refused."""
     datagram = source, destination, identifier, protocol
     if first:
         flow = _read_transport(source, destination, protocol, hops, body, plain=False)
@@ -245,7 +245,7 @@ def _read_icmp6(source: Address, destination: Address, hops: int, body: bytes, p
 
 
 def hop(frame: bytes, source_mac: bytes, destination_mac: bytes) -> bytes:
-    """The frame one hop further: new MACs, one hop less, an IPv4 checksum adjusted (RFC 1141)."""
+    """Return the frame one hop later: new MACs, one hop less, the IPv4 checksum adjusted (RFC 1141)."""
     changed = bytearray(frame)
     changed[:12] = destination_mac + source_mac
     if int.from_bytes(frame[12:14], "big") == IPV6:

@@ -9,16 +9,17 @@ from tests.kernel.datapath.model_packet import Direction, Flow
 NO_MATCH, DENIED = 133, 181
 
 Rules = Mapping[PolicyKey, bool]
-"""Whether each entry denies."""
+"""Entries, each with whether it denies."""
 
 _CLASSES: Final = ("peer and port", "port", "peer and protocol", "protocol", "peer", "all")
-"""Entries by what they name, the one that decides first. How much of a port they name means nothing here."""
+"""Kinds of entries by precedence. The width of a port range does not matter here."""
 
 
 def decide(rules: Rules, flow: Flow, direction: Direction, peer: int) -> int | None:
-    """Why the packet may not pass; None: it may.
+    """Return the drop reason, or None if policy allows the packet.
 
-    Of the entries for this peer the closest counts, and of those for any peer; the better class of the two.
+    Of the entries for this peer the most specific counts, and so for any peer; the one of higher class
+    decides.
     """
     egress = direction is Direction.EGRESS
     found = [closest(rules, identity, flow, egress) for identity in (peer, 0)]
@@ -29,7 +30,7 @@ def decide(rules: Rules, flow: Flow, direction: Direction, peer: int) -> int | N
 
 
 def closest(rules: Rules, identity: int, flow: Flow, egress: bool) -> PolicyKey | None:
-    """Of the entries for exactly this identity that cover the packet, the one with the narrowest port."""
+    """Return the entry of exactly this identity that covers the packet with the narrowest port range."""
     covering = [
         key for key in rules if (key.identity, key.egress) == (identity, egress) and covers(key, flow)
     ]
@@ -37,7 +38,7 @@ def closest(rules: Rules, identity: int, flow: Flow, egress: bool) -> PolicyKey 
 
 
 def covers(key: PolicyKey, flow: Flow) -> bool:
-    """Whether the entry is for the packet's protocol and port."""
+    """Return whether the entry covers the packet's protocol and port."""
     differing = 16 - key.port_bits
     return key.protocol in {0, flow.protocol} and key.port >> differing == (
         flow.policy_port >> differing if key.port_bits else 0
@@ -45,7 +46,7 @@ def covers(key: PolicyKey, flow: Flow) -> bool:
 
 
 def class_of(key: PolicyKey) -> str:
-    """What the entry names."""
+    """Return the class of the entry."""
     what = "port" if key.port_bits else "protocol" if key.protocol else ""
     if not key.identity:
         return what or "all"

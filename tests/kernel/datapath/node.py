@@ -1,6 +1,6 @@
-"""A node with real links: the datapath's hive, cilium_host and cilium_net, and pods in their own namespaces.
+"""A node with real links: the datapath's hive, cilium_host and cilium_net, and pods in namespaces.
 
-What other cells will do is done here directly, as briefly as possible.
+The work of other cells is done here directly, as briefly as possible.
 """
 
 import os
@@ -54,11 +54,11 @@ class LivePod:
     ip6: IPv6Address | None = None
 
     def address(self, version: int) -> str:
-        """The one of that version of IP."""
+        """Return the pod's address of that IP version."""
         return str(self.ip if version == 4 else self.ip6)
 
     def sent_by_link(self) -> int:
-        """Packets that left through the host's end of its link."""
+        """Return the number of packets that left through the host's end of its link."""
         return int(Path(f"/sys/class/net/{self.link}/statistics/tx_packets").read_text(encoding="ascii"))
 
 
@@ -71,7 +71,7 @@ class LiveNode:
     links: HostLinks
 
     def add_host(self) -> None:
-        """cilium_host with the router's address, cilium_net, the route to pods, programs on both."""
+        """Create cilium_host with the router's address, cilium_net, the route to pods, and their programs."""
         for command in (
             "link add cilium_host type veth peer name cilium_net",
             "link set cilium_host arp off up",
@@ -98,7 +98,7 @@ class LiveNode:
         self._own(ROUTER6)
 
     def add_address(self, *addresses: str) -> None:
-        """Addresses of the node."""
+        """Add addresses of the node."""
         for address in addresses:
             length = 128 if ":" in address else 32
             subprocess.run(["ip", "address", "add", f"{address}/{length}", "dev", "lo"], check=True)
@@ -109,7 +109,7 @@ class LiveNode:
         self.maps.ipcache.update(IpcacheKey.host(address).pack(), IpcacheValue(1).pack())
 
     def add_pod(self, number: int, *, ipv6: bool = False) -> LivePod:
-        """A pod that may do everything."""
+        """Add a pod with an allow-all policy."""
         ip, identity = PODS[number], 1000 + number
         ip6 = PODS6[number] if ipv6 else None
         addresses = (ip, ip6) if ip6 else (ip,)
@@ -136,7 +136,7 @@ class LiveNode:
         return LivePod(net, ip, link.host_ifindex, name, policy, ip6)
 
     def drops(self, *, ipv6: bool = False) -> dict[int, int]:
-        """Packets dropped, by reason; IPv6 that a pod's kernel sends of itself left out."""
+        """Return dropped packets by reason, without IPv6 that a pod's kernel sends by itself."""
         spontaneous = {132, 137} if ipv6 else set()
         rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps.metrics.items()}
         return {
@@ -147,12 +147,12 @@ class LiveNode:
 
 
 def root(_datapath: Datapath) -> None:
-    """What the tests need of the hive."""
+    """List the dependencies of the tests."""
 
 
 @asynccontextmanager
 async def running(uses: Callable[[Maps], None] = every_map, /, **settings: object) -> AsyncIterator[LiveNode]:
-    """The datapath's hive, started; its programs and maps stay in the kernel afterwards."""
+    """Run the datapath's hive; its programs and maps stay in the kernel afterwards."""
     small: dict[str, object] = {
         "bpf-ct-global-tcp-max": 4096,
         "bpf-ct-global-any-max": 4096,

@@ -1,4 +1,4 @@
-"""Numbered datagrams at a steady pace between two ends of a live node, to see which are lost."""
+"""Sends numbered datagrams at a steady rate between two ends of a live node, to detect losses."""
 
 import struct
 import threading
@@ -15,16 +15,16 @@ Flow = tuple[list[int], set[int]]
 
 
 def lost(traffic: Flow) -> set[int]:
-    """What was sent since the first datagram arrived, and did not."""
+    """Return the numbers that were sent since the first arrival and did not arrive."""
     sent, received = traffic
     return set(range(min(received), len(sent))) - received
 
 
 @contextmanager
 def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False) -> Iterator[Flow]:
-    """A thousand numbered datagrams a second from one end to the other; None is the node itself.
+    """Send 1000 numbered datagrams a second from one end to the other; None is the node itself.
 
-    As an ``answer`` they follow one question: let through only as long as connection tracking knows of it.
+    With ``answer`` they follow one request, so they pass only while its conntrack entry lives.
     """
     with inside(target.net) if target else nullcontext():
         receiver = udp_socket()

@@ -1,4 +1,4 @@
-"""What the verifier processed of a program."""
+"""Reads how many instructions the verifier processed for a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROCESSED = 216  # verified_insns in struct bpf_prog_info
 
 
 def processed(descriptor: int) -> int:
-    """Instructions the verifier went through until it accepted a program."""
+    """Return the number of instructions that the verifier processed for a program."""
     info = buffer(bytes(_PROCESSED + 4))
     object_info(descriptor, info, "program")
     (count,) = struct.unpack_from("<I", info.raw, _PROCESSED)

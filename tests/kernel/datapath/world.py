@@ -1,6 +1,6 @@
-"""A node made of maps alone: pods, identities and policies for the programs to run on, without interfaces.
+"""A node made of maps alone: pods, identities and policies for programs without interfaces.
 
-BPF_PROG_TEST_RUN stands for the interface: the packet goes in, the verdict and the changed packet come out.
+BPF_PROG_TEST_RUN takes the interface's place: it passes a packet in, and returns verdict and packet.
 """
 
 import os
@@ -47,14 +47,14 @@ class Pod:
     flags: int = 0
 
     def config(self) -> EndpointConfig:
-        """Its row in hive_endpoints."""
+        """Return its row in hive_endpoints."""
         macs = raw(self.host_mac), raw(self.mac)
         return EndpointConfig(
             IPv4Address(self.ip), self.id, self.identity, *macs, self.flags, IPv6Address(self.ip6)
         )
 
     def address(self) -> LxcValue:
-        """Its row in cilium_lxc."""
+        """Return its row in cilium_lxc."""
         return LxcValue(1000 + self.id, self.id, raw(self.mac), raw(self.host_mac), self.identity)
 
 
@@ -70,30 +70,30 @@ ALLOW_ALL = ((PolicyKey(0, egress=False), PolicyEntry()), (PolicyKey(0, egress=T
 
 
 def now() -> int:
-    """The second that it is for the programs: their clock is the coarse one, up to a tick behind."""
+    """Return the programs' time in seconds, from the coarse clock, which is up to a tick behind."""
     return int(time.clock_gettime(_COARSE))
 
 
 def raw(mac: str) -> bytes:
-    """The six bytes of a MAC in text."""
+    """Return the six bytes of a MAC in text form."""
     return bytes.fromhex(mac.replace(":", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a packet."""
+    """The result for a packet."""
 
     action: int
     packet: Packet
     counted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Packets counted meanwhile, by reason and direction."""
+    """Packets counted during the run, by reason and direction."""
     ns: int = 0
     mark: int = 0
-    """The packet's, as the program leaves it."""
+    """The packet's mark after the program."""
 
     @property
     def dropped(self) -> tuple[int, int] | None:
-        """The reason and direction of the drop; None if it was not dropped."""
+        """Return the reason and direction of the drop, or None."""
         if self.action != SHOT:
             return None
         (cause,) = self.counted
@@ -101,11 +101,11 @@ class Outcome:
 
 
 Listen = Callable[[], list[Event]]
-"""Takes out the events since the last call."""
+"""Removes and returns the events since the last call."""
 
 
 class World:
-    """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
+    """A node with two pods, A and B, allow-all policies and a router address, and networks outside."""
 
     sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
     stand_ins: frozenset[str] = frozenset()
@@ -114,7 +114,7 @@ class World:
     def __init__(
         self, settings: DatapathSettings | None = None, data: bytes | None = None, *more: Map
     ) -> None:
-        """``data``: another object than the packaged one, with ``more`` maps of its own."""
+        """Load the packaged object, or ``data``, with ``more`` maps of its own."""
         self.maps: dict[str, Map] = {}
         for spec in map_specs(self.sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
             spare = spec.name in self.stand_ins
@@ -139,7 +139,7 @@ class World:
             table.close()
 
     def reset(self) -> None:
-        """As new: no connections, no counts, the two pods and their allow-all policies."""
+        """Remove connections and counts; restore the two pods and their allow-all policies."""
         self.began = now()
         for name in (
             "cilium_ct4_global",
@@ -177,7 +177,7 @@ class World:
         self.report()
 
     def report(self, flags: int = 0, aggregation: int = 0, host_endpoint: int = 0) -> None:
-        """Which events the programs send, and which endpoint's policy the node has."""
+        """Configure which events the programs send, and which endpoint's policy the node has."""
         node = NodeConfig(
             *(IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")),
             *(flags, IPv6Address(ROUTER6), IPv6Network("fd00:10:1::/64"), aggregation, host_endpoint),
@@ -185,21 +185,21 @@ class World:
         self.maps["hive_node"].update(bytes(4), node.pack())
 
     def identify(self, network: str, identity: int) -> None:
-        """Enter the identity of a network into the ipcache."""
+        """Write the identity of a network to the ipcache."""
         self.maps["cilium_ipcache"].update(
             IpcacheKey.of(ip_network(network)).pack(), IpcacheValue(identity).pack()
         )
         self.bump(0)
 
     def name_network(self, network: str, number: int) -> None:
-        """Let policies know a network, by which they select pods."""
+        """Add a network that policies select pods by."""
         self.maps["hive_policy_prefixes"].update(
             IpcacheKey.of(ip_network(network)).pack(), struct.pack("<I", number)
         )
         self.bump(0)
 
     def bump(self, index: int) -> None:
-        """Begin another policy epoch of an endpoint, or with 0 of the node."""
+        """Start a new policy epoch of an endpoint, or with 0 of the node."""
         epochs, key = self.maps["hive_epoch"], struct.pack("<I", index)
         (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
         epochs.update(key, struct.pack("<Q", epoch + 1))
@@ -207,7 +207,7 @@ class World:
     def allow(
         self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, by_hand: bool = False
     ) -> None:
-        """Make this the pod's whole policy; ``by_hand`` as a program without knowledge of epochs."""
+        """Set the pod's whole policy; ``by_hand`` without the epochs that the agent writes."""
         self._write_policy(pod, policy)
         if not by_hand:
             self.bump(pod.id)
@@ -218,21 +218,21 @@ class World:
             self.policies[pod.id].update(key.pack(), entry.pack(key))
 
     def policy_use(self, pod: Pod) -> dict[PolicyKey, int]:
-        """Packets each entry of the pod's policy has decided about."""
+        """Return the packets that each entry of the pod's policy decided."""
         return {PolicyKey.unpack(k): PolicyEntry.unpack(v).packets for k, v in self.policies[pod.id].items()}
 
     def pod_sends(self, pod: Pod, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """The pod sends a packet on the link that every run has; what comes to it goes by another."""
+        """Send a packet from the pod on the link that every run uses."""
         self._give_link(pod)
         return self._run("hive_from_pod", packet, repeat)
 
     def pod_gets(self, pod: Pod | None, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0) -> Outcome:
-        """The host's end of the link that every run has sends the pod a packet; None: it has no owner."""
+        """Send a packet to the pod by the host's end of that link; None: the link has no owner."""
         self._give_link(pod)
         return self._run("hive_to_pod", packet, repeat, mark)
 
     def _give_link(self, pod: Pod | None) -> None:
-        """Make it the pod's link, or remove its owner."""
+        """Make the link the pod's, or remove its owner."""
         key, links = struct.pack("<I", IFINDEX), self.maps["hive_endpoints"]
         row = pod.config().pack() if pod is not None else None
         if row == links.lookup(key):
@@ -247,19 +247,19 @@ class World:
     def host_sends(
         self, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0, device: int = 0
     ) -> Outcome:
-        """The host sends a packet out of cilium_host; ``device``: or forwards what it got by this one."""
+        """Send a packet from the host through cilium_host, or one received from ``device``."""
         return self._run("hive_from_host", packet, repeat, mark, device)
 
     def reaches_host(self, packet: Packet) -> Outcome:
-        """A packet comes in on cilium_host or cilium_net."""
+        """Receive a packet on cilium_host or cilium_net."""
         return self._run("hive_to_host", packet, 1)
 
     def device_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """The node sends a packet out of the device that every run has."""
+        """Send a packet from the node by the device that every run uses."""
         return self._run("hive_to_device", packet, repeat)
 
     def device_gets(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """A packet comes to the node by that device."""
+        """Receive a packet from that device."""
         return self._run("hive_from_device", packet, repeat)
 
     def _run(
@@ -274,17 +274,17 @@ class World:
         return Outcome(run.retval, Ether(run.packet), counted, run.duration_ns, mark)
 
     def counts(self) -> dict[tuple[int, int], int]:
-        """Packets in cilium_metrics, by reason and direction."""
+        """Return the packets in cilium_metrics, by reason and direction."""
         rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps["cilium_metrics"].items()}
         return {(key.reason, key.direction): value.packets for key, value in rows.items()}
 
     def connections(self, *, tcp: bool = True, version: int = 4) -> dict[CtKey, CtEntry]:
-        """The conntrack entries."""
+        """Return the conntrack entries."""
         table = self.maps[f"cilium_ct{version}_global" if tcp else f"cilium_ct_any{version}_global"]
         return {CtKey.unpack(k): CtEntry.unpack(v) for k, v in table.items()}
 
     def age(self, seconds: int) -> None:
-        """Have every connection be that much older; what an entry remembers besides its times stays."""
+        """Move the times of every conntrack entry back; all other fields stay."""
         for name in (
             "cilium_ct4_global",
             "cilium_ct_any4_global",

@@ -1,4 +1,4 @@
-"""The packet tests' node with a native device, and few ports for translated flows."""
+"""Fixtures: the node of the packet tests with a native device, and few ports for NAT."""
 
 import struct
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ FEW = DatapathSettings(node_port_range=(30000, FIRST_PORT - 1), enable_sctp=True
 
 
 def device(flags: int = 0) -> DeviceConfig:
-    """The device that every run has."""
+    """Return the device that every run uses."""
     return DeviceConfig(
         raw("0a:00:00:00:00:09"),
         IPv4Address(NODE),
@@ -29,7 +29,7 @@ def device(flags: int = 0) -> DeviceConfig:
 
 @pytest.fixture(scope="module")
 def loaded_world() -> Iterator[World]:
-    """Maps and programs."""
+    """Load maps and programs."""
     need_root()
     with World(FEW) as world:
         yield world
@@ -37,12 +37,12 @@ def loaded_world() -> Iterator[World]:
 
 @pytest.fixture
 def world(loaded_world: World) -> World:
-    """Nothing translated yet."""
+    """Reset to no NAT entries."""
     loaded_world.reset()
     serve(loaded_world)
     return loaded_world
 
 
 def serve(world: World, flags: int = 0) -> None:
-    """Have the device masquerade."""
+    """Enable masquerading on the device."""
     world.maps["hive_devices"].update(struct.pack("<I", IFINDEX), device(flags).pack())

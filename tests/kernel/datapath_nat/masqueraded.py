@@ -1,4 +1,4 @@
-"""Packets of masqueraded flows, and the entries they leave."""
+"""Packets of masqueraded flows, and the entries that they create."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def network(packet: Packet) -> Packet:
 
 
 def known_to_conntrack(world: World, packet: Packet, lifetime: int = 1 << 30) -> None:
-    """What the program of the pod's link has left behind."""
+    """Create the conntrack entry that the program at the pod's link would have created."""
     head, l4 = network(packet), packet[TCP] if TCP in packet else packet[UDP]
     protocol = 6 if TCP in packet else 17
     key = CtKey(ip_address(head.src), ip_address(head.dst), l4.dport, l4.sport, protocol)

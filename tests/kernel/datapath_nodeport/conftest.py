@@ -1,4 +1,4 @@
-"""The packet tests' node, serving clients outside, with routes that a test gives."""
+"""Fixtures: the node of the packet tests with clients outside, and routes given by a test."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.support.namespaces import need_root
 
 @pytest.fixture(scope="module", params=[NodePortWorld, DriverWorld], ids=["stack", "driver"])
 def loaded_world(request: pytest.FixtureRequest) -> Iterator[NodePortWorld]:
-    """Maps and programs: at tc alone, and in the driver too."""
+    """Load maps and programs: at tc only, and with the driver's program."""
     need_root()
     with request.param() as world:
         yield world
@@ -18,6 +18,6 @@ def loaded_world(request: pytest.FixtureRequest) -> Iterator[NodePortWorld]:
 
 @pytest.fixture
 def world(loaded_world: NodePortWorld) -> NodePortWorld:
-    """Before any client has connected."""
+    """Reset to no connections."""
     loaded_world.reset()
     return loaded_world

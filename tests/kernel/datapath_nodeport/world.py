@@ -1,4 +1,4 @@
-"""Two pods on a node that serves clients outside, and a way to every address."""
+"""Two pods on a node that serves clients outside, with a route to every address."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROUTE = Route(0, IFINDEX, raw(OWN_MAC), raw(HOP))
 
 
 class NodePortWorld(World):
-    """The world, with clients outside."""
+    """The world with clients outside."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -54,7 +54,7 @@ class NodePortWorld(World):
         self.recorder.map.close()
 
     def reset(self) -> None:
-        """As new, clients outside served with this node's address."""
+        """Reset; clients outside are served at this node's address."""
         super().reset()
         self.services = Services(self.maps)
         self.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(raw(OWN_MAC)).pack())
@@ -62,30 +62,30 @@ class NodePortWorld(World):
         self.recorder.nothing(ROUTE)
 
     def serve_outside(self, flags: int = 0) -> None:
-        """``flags``: which backends elsewhere answer clients themselves."""
+        """Enable service for clients outside; ``flags``: which remote backends answer directly."""
         facts = NodePortConfig(NODEPORT_ON | flags, IPv4Address(NODE), IPv6Address(NODE6))
         self.maps["hive_nodeport"].update(bytes(4), facts.pack())
 
     @staticmethod
     def moved(pod: Pod, ip: str) -> Pod:
-        """The pod, with another address."""
+        """Return the pod with another address."""
         return replace(pod, ip6=ip) if ":" in ip else replace(pod, ip=ip)
 
     def row_of(self, pod: Pod, ip: str) -> tuple[bytes, bytes]:
-        """Key and value of cilium_lxc, for an address of the pod."""
+        """Return key and value of cilium_lxc for an address of the pod."""
         return LxcKey(ip_address(ip)).pack(), pod.address().pack()
 
     @staticmethod
     def framed(packet: Packet) -> Packet:
-        """As it comes in by the device from outside."""
+        """Return the frame as received by the device."""
         return Ether(src=CLIENT_MAC, dst=OWN_MAC) / packet
 
     def client_sends(self, packet: Packet) -> Outcome:
-        """A packet from outside comes in by the device."""
+        """Receive a packet from outside by the device."""
         return self.device_gets(self.framed(packet))
 
     def comes_back(self, packet: Packet) -> Outcome:
-        """The same, of another node."""
+        """Receive a packet from another node by the device."""
         return self.device_gets(Ether(src=HOP, dst=OWN_MAC) / packet)
 
 
@@ -93,16 +93,16 @@ XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = 1, 2, 3, 4
 
 
 class InDriver(NamedTuple):
-    """What became of a packet in the driver."""
+    """The result for a packet in the driver."""
 
     verdict: int
     metadata: int
-    """To the program behind, in front of the packet."""
+    """Metadata in front of the packet for the tc program."""
     packet: bytes
 
 
 class DriverWorld(NodePortWorld):
-    """The same with a program in the device's driver, which gets what comes in by it first."""
+    """The world with a program in the device's driver, which runs first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,11 +114,11 @@ class DriverWorld(NodePortWorld):
         super().__exit__()
 
     def serve_outside(self, flags: int = 0) -> None:
-        """``flags``: as above."""
+        """Enable service for clients outside; ``flags``: which remote backends answer directly."""
         super().serve_outside(flags | NODEPORT_XDP)
 
     def device_gets(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """First in the driver, and what that leaves, at tc."""
+        """Run the driver's program, then the tc program on what it passes."""
         before, run = self.counts(), self.in_driver(bytes(packet))
         if run.verdict == XDP_PASS:
             self.recorder.handed(run.metadata)
@@ -131,7 +131,7 @@ class DriverWorld(NodePortWorld):
         return Outcome(SHOT if run.verdict == XDP_DROP else REDIRECT, Ether(run.packet), counted)
 
     def in_driver(self, frame: bytes) -> InDriver:
-        """What the program there does with it."""
+        """Run the driver's program on the packet."""
         context = struct.pack("<6I", 0, len(frame), 0, IFINDEX, 0, 0)
         run = test_run(self.driver.programs()["hive_xdp"], frame, ctx_in=context)
         data, _, meta = struct.unpack_from("<3I", run.ctx_out)
@@ -140,7 +140,7 @@ class DriverWorld(NodePortWorld):
 
 
 def segment(kind: str, source: str, destination: str, sport: int, dport: int, flags: str = "S") -> Packet:
-    """A packet of either protocol."""
+    """Return a packet of either protocol."""
     if kind == "tcp":
         return tcp(source, destination, flags, sport=sport, dport=dport)
     return udp(source, destination, sport=sport, dport=dport)

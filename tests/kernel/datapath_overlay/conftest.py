@@ -1,4 +1,4 @@
-"""A node with a tunnel, made once a module and reset for each test."""
+"""Fixtures: a node with a tunnel, created once per module and reset for each test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.namespaces import need_root
 
 @pytest.fixture(scope="module")
 def loaded_overlay() -> Iterator[OverlayWorld]:
-    """Maps and programs."""
+    """Load maps and programs."""
     need_root()
     with OverlayWorld() as world:
         yield world
@@ -20,6 +20,6 @@ def loaded_overlay() -> Iterator[OverlayWorld]:
 
 @pytest.fixture
 def overlay(loaded_overlay: OverlayWorld) -> OverlayWorld:
-    """Two pods, another node, no connections, no counts."""
+    """Reset to two pods, another node, no connections, no counts."""
     loaded_overlay.reset()
     return loaded_overlay

@@ -1,4 +1,4 @@
-"""The datapath compiled with a tunnel and routes that a test can look into."""
+"""Compiles the datapath with tunnel and routing helpers that record their calls for a test."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _SIZE, 1)
 
 @cache
 def recorded_object(name: str = "recorded") -> bytes:
-    """The object, or with ``recorded_xdp`` that of drivers."""
+    """Return the tc object, or with ``recorded_xdp`` the driver's."""
     return compiled(Path(__file__).with_name(f"{name}.c"), SOURCES).read_bytes()
 
 
 class Tunnelled(NamedTuple):
-    """What was asked of the kernel for one packet."""
+    """The tunnel key that a program set for one packet."""
 
     vni: int
     remote: IPAddress
@@ -39,11 +39,11 @@ class Tunnelled(NamedTuple):
     size: int
     flags: int
     local: IPAddress | None = None
-    """The address it is sent from, noted of IPv6 alone; None: routing chooses."""
+    """The source address, recorded for IPv6 only; None: routing chooses."""
 
 
 class Route(NamedTuple):
-    """What the kernel's routes say of any packet: BPF_FIB_LKUP_RET_*, and the next hop."""
+    """The result of the route lookup of any packet: BPF_FIB_LKUP_RET_*, and the next hop."""
 
     answer: int = NOT_FORWARDED
     ifindex: int = 0
@@ -56,29 +56,29 @@ NOWHERE = Route()
 
 
 class Redirected(NamedTuple):
-    """Where the packet was sent."""
+    """The target of a redirect."""
 
     ifindex: int
     flags: int
 
 
 class Recorder:
-    """The map between the object and the test."""
+    """The map shared by the object and the test."""
 
     def __init__(self) -> None:
         self.map: Map = create_map(_SPEC)
 
     def nothing(self, route: Route = NOWHERE) -> None:
-        """As if no packet had passed; the next does not come out of a tunnel, and is routed so."""
+        """Reset: no recorded calls; the next packet has no tunnel key and this route."""
         self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route) + bytes(_HANDED.size))
 
     def handed(self, what: int) -> None:
-        """The verdict of a program in the driver on the next packet."""
+        """Set the verdict of the driver's program on the next packet."""
         row = self._reported()
         self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what, self._mtu(row)))
 
     def narrow(self, mtu: int) -> None:
-        """The next hop takes packets of so many bytes at most."""
+        """Set the MTU of the next hop."""
         self.map.update(bytes(4), self._reported()[: -_HANDED.size] + _HANDED.pack(0, mtu))
 
     def _reported(self) -> bytes:
@@ -89,7 +89,7 @@ class Recorder:
         return int(_HANDED.unpack(row[-_HANDED.size :])[1])
 
     def comes_from(self, node: str, vni: int, route: Route = NOWHERE) -> None:
-        """The next packets come out of the tunnel, from this address outside, with this identity."""
+        """Have the next packets come out of the tunnel, with this outer source address and identity."""
         ip = ip_address(node)
         ends = (int(ip), b"") if ip.version == 4 else (0, ip.packed)
         tunnel = _TUNNEL.pack(1, vni, *ends, b"", *(0,) * 7)
@@ -100,7 +100,7 @@ class Recorder:
 
     @property
     def tunnelled(self) -> Tunnelled | None:
-        """The tunnel key that was set; None: none was."""
+        """Return the tunnel key that was set, or None."""
         _, vni, remote, remote6, local6, ttl, size, flags, _, _, _, count = self._row()
         if not count:
             return None
@@ -111,6 +111,6 @@ class Recorder:
 
     @property
     def redirected(self) -> Redirected | None:
-        """Where bpf_redirect() was to send the packet; None: it was not called."""
+        """Return the target of bpf_redirect(), or None if it was not called."""
         count, ifindex, flags = self._row()[8:11]
         return Redirected(ifindex, flags) if count else None

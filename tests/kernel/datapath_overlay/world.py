@@ -29,7 +29,7 @@ SKIP_TUNNEL = 1
 
 
 class OverlayWorld(World):
-    """The world, with a tunnel to another node."""
+    """The world with a tunnel to another node."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -40,7 +40,7 @@ class OverlayWorld(World):
         self.recorder.map.close()
 
     def reset(self) -> None:
-        """As new, the tunnel up."""
+        """Reset, with the tunnel up."""
         super().reset()
         self.recorder.nothing()
         self.set_tunnel(on=True)
@@ -52,13 +52,13 @@ class OverlayWorld(World):
             self.maps["cilium_tunnel_map"].update(TunnelKey(ip_address(network)).pack(), value)
 
     def set_tunnel(self, *, on: bool, flags: int = 0, port: int = PORT) -> None:
-        """routing-mode=tunnel, or native."""
+        """Set routing-mode to tunnel or native."""
         row = TunnelConfig(IFINDEX, MTU, port, flags=flags) if on else TunnelConfig()
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         self.bump(0)
 
     def over_ipv6(self, source: str = OWN6, port: int = PORT) -> None:
-        """underlay-protocol=ipv6: the ipcache has pods' identities, and ranges their nodes."""
+        """Set underlay-protocol=ipv6: the ipcache has pods' identities, and ranges with their nodes."""
         row = TunnelConfig(IFINDEX, MTU, port, ip_address(source), TUNNEL_OVER_IPV6)
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         value = TunnelValue(ip_address(OTHER_NODE6)).pack()
@@ -70,7 +70,7 @@ class OverlayWorld(World):
         self.bump(0)
 
     def remote(self, ip: str, identity: int = REMOTE_IDENTITY, flags: int = 0) -> None:
-        """Enter this into the ipcache as on the other node."""
+        """Write an ipcache entry for an address of the other node."""
         value = IpcacheValue(identity, IPv4Address(OTHER_NODE), 0, flags)
         self.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(ip)).pack(), value.pack())
         self.bump(0)
@@ -78,6 +78,6 @@ class OverlayWorld(World):
     def tunnel_brings(
         self, packet: Packet | bytes, *, vni: int = REMOTE_IDENTITY, node: str = OTHER_NODE
     ) -> Outcome:
-        """A packet comes out of the tunnel, from this address outside, with this identity."""
+        """Receive a packet from the tunnel, with this outer source address and identity."""
         self.recorder.comes_from(node, vni)
         return self._run("hive_from_vxlan", packet, 1)

@@ -55,17 +55,17 @@ TRANSLATED = (
     {IPV4: slice(34, 36), IPV6: slice(54, 56)},
     {IPV4: slice(50, 52), IPV6: slice(70, 72)},
 )
-"""Port of the source, and checksum, of TCP in a frame."""
+"""Source port and checksum of TCP in a frame."""
 HOP_LIMIT = slice(21, 22)
-"""Of an IPv6 packet, in a frame."""
+"""Position in an IPv6 frame."""
 MACS, HOPS_TO_CHECKSUM = slice(0, 12), slice(22, 26)
 """Of an IPv4 packet, in a frame; the protocol is between hops and checksum."""
 ERROR_CHECKSUM = slice(36, 38)
-"""Of an ICMP error, in a frame."""
+"""Position of an ICMP error's checksum in a frame."""
 
 
 def differences(recording: Recording, replayed: Replayed) -> list[str]:
-    """None if the two did the same."""
+    """Return the differences as text; empty if both programs did the same."""
     if leaves_by_gateway(recording):
         return [*_gateway(recording, replayed)]
     return [*_verdict(recording, replayed), *_packet(recording, replayed), *_tables(recording, replayed)]
@@ -89,7 +89,7 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def _gateway(recording: Recording, replayed: Replayed) -> Iterator[str]:
-    """What Cilium's two programs do: to the device of the egress address, and translated there."""
+    """Combine Cilium's two programs: a redirect to the egress address's device, and the translation there."""
     ((_, policy, _),) = recording.before("cilium_egress_gw_policy_v4")
     sent, ours, theirs = replayed.redirected, replayed.packet, recording.packet_after
     yield from _unequal("drop reasons", replayed.drop_reasons, recording.drop_reasons)
@@ -107,7 +107,7 @@ def _gateway(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def identity_of(vni: int, recording: Recording) -> int:
-    """Its identity in a tunnel: for a device it is the node, which to others is another node."""
+    """Return the identity in a tunnel: for a device remote-node, as other nodes see this one."""
     at_device = recording.hook.endswith("-netdev")
     return REMOTE_NODE if at_device and vni == int(recording.constants["SECLABEL"]) else vni
 
@@ -141,7 +141,7 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def goes_to_host_link(recording: Recording) -> bool:
-    """Whether it goes to the node's stack by cilium_host: out of the tunnel, or to a proxy."""
+    """Return whether the packet goes to the stack by cilium_host: from the tunnel, or to a proxy."""
     if recording.goes_to_proxy:
         return True
     out_of_tunnel = recording.hook == "cil_from_overlay" and not any(True for _ in destinations(recording))
@@ -149,19 +149,19 @@ def goes_to_host_link(recording: Recording) -> bool:
 
 
 def without(packet: bytes, part: slice) -> bytes:
-    """The packet with zeros there."""
+    """Return the packet with zeros there."""
     return packet[: part.start] + bytes(part.stop - part.start) + packet[part.stop :]
 
 
 def is_error(packet: bytes) -> bool:
-    """Whether it is an ICMP error: destination unreachable, or time exceeded."""
+    """Return whether it is an ICMP error: Destination Unreachable or Time Exceeded."""
     if packet[12:14] == IPV4:
         return packet[23] == ICMP and packet[34] in {3, 11}
     return packet[12:14] == IPV6 and packet[20] == ICMPV6 and packet[54] in {1, 3}
 
 
 def _error(ours: bytes, theirs: bytes, about: bytes) -> Iterator[str]:
-    """An answer made of the packet: the same but for how much of it is quoted."""
+    """Compare ICMP errors that quote the packet, whatever the length of the quote."""
     yield from _unequal("MACs", ours[:14].hex(), theirs[:14].hex())
     if ours[12:14] == IPV6:
         yield from _unequal("addresses and hops", ours[20:54].hex(), theirs[20:54].hex())
@@ -178,7 +178,7 @@ def _error(ours: bytes, theirs: bytes, about: bytes) -> Iterator[str]:
 
 
 def checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071) of what has one: 0."""
+    """Return the Internet checksum (RFC 1071); it is 0 over data with a valid checksum."""
     total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
         total = (total >> 16) + (total & 0xFFFF)
@@ -186,7 +186,7 @@ def checksum(data: bytes) -> int:
 
 
 def without_hop(packet: bytes, before: bytes) -> bytes:
-    """The packet with the hop limit and the MAC it came with: what the stack will count and knows itself."""
+    """Return the packet with the original hop limit and MAC, which the stack will change itself."""
     changed = bytearray(packet)
     changed[0:6] = before[0:6]
     if packet[12:14] != IPV4:
@@ -239,15 +239,15 @@ def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def nat_rows(name: str, recording: Recording, replayed: Replayed) -> Iterator[Mapping[bytes, bytes]]:
-    """Ours, then theirs."""
+    """Return our rows, then theirs."""
     yield replayed.tables[name]
     yield {key: value for key, (value, _) in recording.after(name).items()}
 
 
 def translations(name: str, rows: Mapping[bytes, bytes]) -> set[tuple[bytes, bytes]]:
-    """Which endpoint's flows are translated to which address; each has both of its entries, under one port.
+    """Return which flows are translated to which address; each has two entries with one port.
 
-    What backends answer directly has one, and of it the port counts too: that of the service.
+    A flow that a backend answers directly has one entry, and its port is compared: the service's.
     """
     size = 4 if "_v4_" in name else 16
     found = set()
@@ -270,13 +270,13 @@ def translations(name: str, rows: Mapping[bytes, bytes]) -> set[tuple[bytes, byt
 
 
 def without_flag(value: bytes, flag: int) -> bytes:
-    """The conntrack entry without one of its flags."""
+    """Return the conntrack entry without one of its flags."""
     (flags,) = struct.unpack_from("<H", value, FLAGS_AT)
     return value[:FLAGS_AT] + struct.pack("<H", flags & ~flag) + value[FLAGS_AT + 2 :]
 
 
 def entry_fields(key: bytes, value: bytes, now: int, decoded: Json = None) -> dict[str, int | str]:
-    """What of a conntrack entry is compared. ``decoded``: as the recorder read it, times from now."""
+    """Return the compared fields of a conntrack entry. ``decoded``: the recorder's, with relative times."""
     (flags,) = struct.unpack_from("<H", value, FLAGS_AT)
     (lifetime,) = struct.unpack_from("<I", value, LIFETIME_AT)
     if decoded is not None:

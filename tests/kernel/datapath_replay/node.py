@@ -1,4 +1,4 @@
-"""Our programs on maps filled from a recording."""
+"""Fills maps from a recording and runs our programs on its packet."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ALLOW_ALL = (PolicyKey(0, egress=False), PolicyKey(0, egress=True))
 
 @dataclass(frozen=True)
 class Replayed:
-    """What our program did."""
+    """The result of our program."""
 
     verdict: int
     packet: bytes
@@ -81,15 +81,15 @@ class Replayed:
     drop_reasons: set[tuple[int, int]]
     tables: dict[str, dict[bytes, bytes]]
     now: int
-    """Seconds since boot when the packet went in."""
+    """Seconds since boot when the packet was passed in."""
     tunnelled: Tunnelled | None
-    """With which key it went into the tunnel."""
+    """The tunnel key that was set."""
     redirected: Redirected | None
-    """Where it was sent, where that is recorded."""
+    """The target of the redirect, where it is recorded."""
 
 
 class Node:
-    """The maps of one node, filled anew for each recording."""
+    """The maps of one node, refilled for each recording."""
 
     def __init__(self) -> None:
         sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
@@ -132,7 +132,7 @@ class Node:
         )
 
     def _load(self, recording: Recording) -> LoadedObject:
-        """Where the packet may be routed or tunnelled, compiled so that both are the recording's."""
+        """Load the object; with recorded routes or tunnel keys, the one that replays these."""
         chosen, hook = settings(recording), recording.hook
         recorded = bool(recording.switches & {"TUNNEL_MODE", _GATEWAYS}) or hook in {
             "from-netdev",
@@ -202,7 +202,7 @@ class Node:
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
     def _report_device(self, recording: Recording) -> None:
-        """The native device that the packet passes, and for a step of it the pod that sent it."""
+        """Write the native device of the packet, and for a NAT step the pod that sent it."""
         constants, step = recording.constants, recording.hook == "snat-step"
         ipv4 = constants["snat_target_address"] if step else "0.0.0.0"
         gateways = _GATEWAYS in recording.switches
@@ -227,7 +227,7 @@ class Node:
             self._maps["cilium_lxc"].update(LxcKey(source).pack(), pod.pack())
 
     def _report_endpoint(self, recording: Recording) -> None:
-        """The endpoint at the link, its recorded policy, and every other's that lets all in."""
+        """Write the link's endpoint with its recorded policy; all others allow everything."""
         constants = recording.constants
         for policy in self._policies:
             policy.close()
@@ -254,7 +254,7 @@ class Node:
         return policy
 
     def _begin_epochs(self, recording: Recording) -> None:
-        """Nothing that the programs remember of the recording before holds."""
+        """Invalidate all verdicts that the programs cached in the recording before."""
         epochs = self._maps["hive_epoch"]
         for number in (0, int(recording.constants.get("LXC_ID", 0)), *destinations(recording)):
             key = struct.pack("<I", number)
@@ -263,7 +263,7 @@ class Node:
 
 
 def tunnel_senders(recording: Recording) -> Iterator[tuple[str, int]]:
-    """Which node the packet comes from in the tunnel, and as which identity."""
+    """Return the node and identity that the packet's tunnel key names."""
     for came in recording.data["result"]["tunnel_keys"]:
         if came["call"] == "get_tunnel_key":
             yield came["remote_ipv4_host_order"], came["vni"]
@@ -272,7 +272,7 @@ def tunnel_senders(recording: Recording) -> Iterator[tuple[str, int]]:
 
 
 def context(recording: Recording) -> bytes:
-    """A struct __sk_buff. Of its control block our programs know the sender of encrypted packets."""
+    """Return a struct __sk_buff. Its control block is set only for encrypted packets' senders."""
     fields = bytearray(192)
     struct.pack_into("<I", fields, MARK_AT, recording.mark)
     if "ENABLE_IPSEC" in recording.switches:
@@ -282,18 +282,18 @@ def context(recording: Recording) -> bytes:
 
 
 def driver_context(packet: bytes) -> bytes:
-    """A struct xdp_md, from loopback."""
+    """Return a struct xdp_md, received on loopback."""
     return struct.pack("<6I", 0, len(packet), 0, 1, 0, 0)
 
 
 def metadata_size(context: bytes) -> int:
-    """Length of the metadata in front of the packet."""
+    """Return the length of the metadata in front of the packet."""
     data, _, meta = struct.unpack_from("<3I", context)
     return int(data - meta)
 
 
 def settings(recording: Recording) -> DatapathSettings:
-    """What was compiled into the recorded programs, as far as it can be set."""
+    """Return the settings compiled into the recorded programs, where ours have them."""
 
     if recording.hook == "snat-step":
         return DatapathSettings(enable_sctp=True)
@@ -319,13 +319,13 @@ def settings(recording: Recording) -> DatapathSettings:
 
 
 def ipv6_reported(text: str) -> IPv6Address:
-    """The recorder wrote some by their first six bytes, as it writes MACs."""
+    """Parse an IPv6 address; some are recorded by their first six bytes, in the form of a MAC."""
     cut = text.count(":") == 5 and "::" not in text
     return IPv6Address(mac(text).ljust(16, b"\0")) if cut else IPv6Address(text)
 
 
 def route(recording: Recording) -> Route:
-    """The result of the route lookup for the packet."""
+    """Return the result of the route lookup for the packet."""
     lookups = recording.data["result"]["fib_lookups"]
     if not lookups:
         return Route()
@@ -335,7 +335,7 @@ def route(recording: Recording) -> Route:
 
 
 def destinations(recording: Recording) -> Iterator[int]:
-    """Endpoints of the node that are not at the link."""
+    """Return the node's endpoints other than the link's."""
     own = int(recording.constants.get("LXC_ID", 0))
     for _, value, _ in recording.before("cilium_lxc"):
         row = LxcValue.unpack(value)
@@ -344,7 +344,7 @@ def destinations(recording: Recording) -> Iterator[int]:
 
 
 def with_times(value: bytes, decoded: Json, now: int) -> bytes:
-    """A conntrack entry with times relative to this ``now``."""
+    """Return a conntrack entry with times relative to this ``now``."""
     entry = bytearray(value)
     fields = decoded["value"]
     for at, field in (
@@ -357,12 +357,12 @@ def with_times(value: bytes, decoded: Json, now: int) -> bytes:
 
 
 def clock(moment: int | str, now: int) -> int:
-    """``now+60`` and the like in seconds since boot."""
+    """Convert ``now+60`` and the like to seconds since boot."""
     if isinstance(moment, int):
         return moment
     return now + int(moment.removeprefix("now") or 0)
 
 
 def mac(text: str) -> bytes:
-    """Its six bytes."""
+    """Return the six bytes of a MAC."""
     return bytes.fromhex(text.replace(":", ""))

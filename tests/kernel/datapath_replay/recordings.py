@@ -1,6 +1,6 @@
-"""What Cilium's own datapath programs did with given maps and packets: one JSON file each.
+"""Reads recordings of Cilium's datapath programs, with given maps and packets: one JSON file each.
 
-A file dropped into that folder is replayed, or excluded by a rule of rules.py; there is no list of names.
+Each file in the folder is replayed, or excluded by a rule of rules.py; there is no list of names.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ LIFETIME_AT, LAST_TX_AT, LAST_RX_AT = 32, 48, 52
 
 
 def raw(text: str) -> bytes:
-    """Bytes of a key or value; those of times are zero."""
+    """Return the bytes of a key or value; times are zero."""
     return bytes.fromhex(text.replace("t", "0"))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One packet, what was there before, and what came of it."""
+    """One packet, the state before it, and the result."""
 
     name: str
     data: Json
 
     @cached_property
     def area(self) -> str:
-        """Which part of the datapath it is about."""
+        """Return the part of the datapath that it tests."""
         return str(self.data["area"])
 
     @cached_property
     def hook(self) -> str:
-        """Where the program was attached: the first word of the recording's description."""
+        """Return where the program was attached: the first word of the recording's description."""
         return str(self.data["program"]["hook"].split()[0])
 
     @property
     def l3(self) -> bool:
-        """Whether its packet begins with the network header."""
+        """Return whether its packet begins with the network header."""
         return str(self.data["program"]["packet_starts_at"]) == "ip header"
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """What was compiled in."""
+        """Return the features that were compiled in."""
         return frozenset(each.partition("=")[0] for each in self.data["config"]["enabled"])
 
     @cached_property
     def constants(self) -> Json:
-        """Numbers and addresses, compiled in or given at load."""
+        """Return numbers and addresses, compiled in or set at load time."""
         return self.data["config"]["constants"] | self.data["config"]["load_time_constants"]
 
     @cached_property
     def packet(self) -> bytes:
-        """What came in."""
+        """Return the received packet."""
         return self.framed[ETHERNET:] if self.l3 else self.framed
 
     @cached_property
     def framed(self) -> bytes:
-        """The same with an Ethernet header, whether it came with one or not."""
+        """Return the received packet with an Ethernet header, added if it had none."""
         packet = bytes.fromhex(self.data["input"]["packet"])
         if self.l3:
             packet = bytes(12) + (IPV6 if packet[0] >> 4 == 6 else IPV4) + packet
@@ -81,44 +81,44 @@ class Recording:
 
     @cached_property
     def mark(self) -> int:
-        """The mark it came with."""
+        """Return the mark of the received packet."""
         return int((self.data["input"]["ctx"] or {"mark": "0"})["mark"], 16)
 
     @cached_property
     def verdict(self) -> int:
-        """OK, SHOT or REDIRECT, whatever a replaced helper returned; of a driver's program XDP_*."""
+        """Return OK, SHOT or REDIRECT, whatever a replaced helper returned; for XDP, XDP_*."""
         if self.data["result"]["redirects"] and self.hook != "xdp":
             return REDIRECT
         return int(self.data["result"]["return_code"])
 
     @cached_property
     def dropped(self) -> bool:
-        """Whether it was."""
+        """Return whether the packet was dropped."""
         return self.verdict == (XDP_DROP if self.hook == "xdp" else SHOT)
 
     @cached_property
     def mark_after(self) -> int:
-        """The mark it left with; on its way to a proxy, by cilium_host, what is noted in its place."""
+        """Return the resulting mark; on its way to a proxy by cilium_host, the control block's."""
         context = self.data["result"]["ctx"] or {"mark": "0"}
         return int(context["cb"][0] if self.goes_to_proxy else context["mark"], 16)
 
     @cached_property
     def goes_to_proxy(self) -> bool:
-        """Whether it enters the stack again by cilium_host, for a proxy: nothing else of a container does."""
+        """Return whether it is redirected to cilium_host: to-container does so only for a proxy."""
         return self.hook == "to-container" and self.verdict == REDIRECT
 
     @cached_property
     def packet_after(self) -> bytes:
-        """What went out; not the word in front of it that a driver's program adds for the next one."""
+        """Return the resulting packet, without the metadata word that an XDP program prepends."""
         packet = bytes.fromhex(self.data["result"]["packet"])
         if self.hook == "xdp" and self.verdict == XDP_PASS:
             packet = packet[-len(self.packet) :]
         return self._complete(packet)
 
     def _complete(self, packet: bytes) -> bytes:
-        """With the length that it has: of a step of a program it is missing, some packets say more.
+        """Return the packet with its real length, which NAT steps lack and some packets exceed.
 
-        No checksum counts it but that of IPv4, and of that only changes were recorded.
+        Only IPv4's checksum covers it, of which only changes were recorded.
         """
         length = len(packet) - 14
         more = packet[12:14] == IPV4 and int.from_bytes(packet[16:18], "big") > length
@@ -130,30 +130,30 @@ class Recording:
 
     @cached_property
     def tunnel_keys(self) -> list[Json]:
-        """What the kernel was asked to send into a tunnel, in order."""
+        """Return the tunnel keys that were set, in order."""
         return [each for each in self.data["result"]["tunnel_keys"] if each["call"] == "set_tunnel_key"]
 
     @cached_property
     def drop_reasons(self) -> set[tuple[int, int]]:
-        """Why it was dropped, if it was, and in which direction."""
+        """Return the reasons and directions of drops."""
         rows = self.data["result"]["metrics_delta"]
         reasons = {(int(row["reason"]), DIRECTIONS[row["direction"]]) for row in rows}
         return {(reason, way) for reason, way in reasons if reason >= FIRST_DROP_REASON}
 
     @cached_property
     def sent_by(self) -> int:
-        """Index of the device that it was redirected to; of the one that it was at, if it was not."""
+        """Return the index of the device it was redirected to, or of the receiving device."""
         return int((self.data["result"]["redirects"] or [{"ifindex": 1}])[-1]["ifindex"])
 
     def before(self, table: str) -> list[tuple[bytes, bytes, Json]]:
-        """Entries of a map: key, value, and what the recorder read in them."""
+        """Return entries of a map: key, value, and the recorder's decoded fields."""
         rows = self.data["maps_before"].get(table, {"entries": []})["entries"]
         return [(raw(row["key"]), raw(row["value"]), row.get("decoded", {})) for row in rows]
 
     def after(self, table: str) -> dict[bytes, tuple[bytes, Json]]:
-        """The same, after the program ran.
+        """Return the map's entries after the run.
 
-        Packets of L3 devices were recorded with those before them in their series, of the other family.
+        Packets of L3 devices were recorded together with earlier ones of the other family.
         """
         rows = {key: (value, decoded) for key, value, decoded in self.before(table)}
         if self.l3 and ("6" if self.packet[0] >> 4 == 4 else "4") in table:
@@ -169,5 +169,5 @@ class Recording:
 
 
 def load_all() -> list[Recording]:
-    """Every recording of the folder, by name."""
+    """Load every recording of the folder, sorted by name."""
     return [Recording(path.stem, json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]

@@ -1,4 +1,4 @@
-"""Which recordings are not replayed, and why: by what they are about, never by their names."""
+"""Rules for the recordings that are not replayed, with reasons: by content, never by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS: Final = {
     "snat-step (reverse": "hive_from_device",
     "snat-step (forward": "hive_to_device",
 }
-"""Our programs, by where Cilium's were attached; of a step of one, by which step."""
+"""Our programs, by the hook of Cilium's; for a single step, by the step."""
 
 _PLACES: Final = (
     ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
@@ -41,7 +41,7 @@ _PROXY_MAGIC, _EGRESS_GATEWAY, _DECRYPTED, _MAGIC = 0x0200, 0x0500, 0x0D00, 0x0F
 
 
 def program_of(recording: Recording) -> str:
-    """Which of our programs does what was recorded; empty if none does."""
+    """Return our program with the recorded function; empty if there is none."""
     hook = str(recording.data["program"]["hook"])
     if is_gateway_translation(recording):
         return PROGRAMS["cil_from_overlay"]
@@ -50,17 +50,17 @@ def program_of(recording: Recording) -> str:
 
 
 def reason_not_to_replay(recording: Recording) -> str | None:
-    """None: replay it."""
+    """Return the reason, or None to replay the recording."""
     return next(_reasons(recording), None)
 
 
 def is_gateway_translation(recording: Recording) -> bool:
-    """At a device, what Cilium marked as come to an egress gateway: ours translates it out of the tunnel."""
+    """Return whether a device translates marked egress gateway traffic: ours does it at the tunnel."""
     return recording.mark & _MAGIC == _EGRESS_GATEWAY and recording.packet_after != recording.packet
 
 
 def leaves_by_gateway(recording: Recording) -> bool:
-    """Whether what came out of the tunnel leaves the cluster by this node."""
+    """Return whether a packet from the tunnel leaves the cluster by this node."""
     arrives = "ENABLE_EGRESS_GATEWAY" in recording.switches and recording.hook == "cil_from_overlay"
     sent_on = recording.mark_after & _MAGIC == _EGRESS_GATEWAY and not recording.dropped
     return is_gateway_translation(recording) or (arrives and sent_on)
@@ -75,7 +75,7 @@ def _reasons(recording: Recording) -> Iterator[str]:
 
 
 def _to_proxy(recording: Recording) -> bool:
-    """Assigned to a proxy's socket at once, which no run of a single program can do (bpf_sk_assign)."""
+    """Return whether bpf_sk_assign gives it to a proxy, which a single program's run cannot do."""
     return recording.verdict == OK and recording.mark_after & _MAGIC == _PROXY_MAGIC
 
 
@@ -141,7 +141,7 @@ def _is_ipv6(recording: Recording) -> bool:
 
 
 def _leaves_the_node(recording: Recording) -> bool:
-    """Whether the packet's destination is none of the node's pods."""
+    """Return whether the packet's destination is none of the node's pods."""
     if recording.tunnel_keys or recording.framed[12:14] not in {_IPV6, _IPV4}:
         return False
     return not _is_for_a_pod(recording)

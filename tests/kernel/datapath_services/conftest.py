@@ -1,4 +1,4 @@
-"""A node with services."""
+"""Fixture: a node with services."""
 
 import pytest
 
@@ -11,5 +11,5 @@ __all__ = ["loaded_world", "world"]
 
 @pytest.fixture
 def services(world: World) -> Services:
-    """None yet."""
+    """Reset to no services."""
     return Services(world.maps)

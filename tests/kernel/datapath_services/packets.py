@@ -1,4 +1,4 @@
-"""The addresses of a packet, and whether it is intact."""
+"""Reads a packet's addresses and checks its checksums."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from scapy.packet import Packet
 
 
 def ends(packet: Packet) -> tuple[str, int, str, int]:
-    """Source and destination, with ports."""
+    """Return source and destination, with ports."""
     network = packet[IPv6] if IPv6 in packet else packet[IP]
     transport = network.payload
     return network.src, transport.sport, network.dst, transport.dport
 
 
 def intact(packet: Packet) -> bool:
-    """Whether its checksums are those of its contents."""
+    """Return whether its checksums are correct."""
     fresh = packet.copy()
     for layer, field in ((IP, "chksum"), (TCP, "chksum"), (UDP, "chksum"), (ICMP, "chksum")):
         if layer in fresh:

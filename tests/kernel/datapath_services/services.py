@@ -1,4 +1,4 @@
-"""Services in the maps, as the agent writes them."""
+"""Writes services to the maps, as the agent does, and models which backend serves a packet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PORT, TARGET = 80, 8080
 
 
 class Backend(NamedTuple):
-    """One backend, by the number it has in the maps."""
+    """One backend, by its id in the maps."""
 
     number: int
     ip: str
@@ -58,7 +58,7 @@ class Services:
         flags: ServiceFlag = ServiceFlag.ROUTABLE,
         timeout: int = 0,
     ) -> None:
-        """Make these a frontend's backends; those that are not active get no new connections."""
+        """Set a frontend's backends; those that are not active get no new connections."""
         frontend = ServiceAddress(ip_address(ip), port, protocol)
         key = FrontendKey(frontend, scope)
         for each in backends:
@@ -72,21 +72,21 @@ class Services:
         self._write(service_key(key, 0), master)
 
     def set_backend(self, backend: Backend) -> None:
-        """Write the backend alone: its address and state."""
+        """Write only the backend: its address and state."""
         address = ServiceAddress(ip_address(backend.ip), backend.port)
         self._write(backend.key, backend_value(address, backend.state))
 
     def remove_backend(self, backend: Backend) -> None:
-        """It is removed, though slots may still name it."""
+        """Remove the backend, though slots may still name it."""
         self._maps[backend.key.map].delete(backend.key.key)
 
     def part(self, number: int, backend: Backend) -> None:
-        """Clients of the frontend may no longer stay with the backend."""
+        """End the affinity of the frontend's clients to the backend."""
         where = affinity_key(number, backend.number)
         self._maps[where.map].delete(where.key)
 
     def age_clients(self, seconds: int) -> None:
-        """Let time pass for what is remembered of clients with session affinity."""
+        """Move the times of session affinity entries back."""
         for name in ("cilium_lb4_affinity", "cilium_lb6_affinity"):
             for key, value in list(self._maps[name].items()):
                 last, rest = struct.unpack("<Q8s", value)
@@ -98,13 +98,13 @@ class Services:
 
 @dataclass
 class ServiceModel:
-    """Backends and their states; of each connection that goes on, its backend."""
+    """Backends with their states, and the backend of each open connection."""
 
     backends: dict[int, BackendState] = field(default_factory=dict)
     served: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def serves(self, connection: tuple[str, int], *, begins: bool) -> set[int]:
-        """The backends a packet may go to: its own, as long as that is one for it, else any active one."""
+        """Return the allowed backends for a packet: its own while usable, else any active one."""
         number = self.served.get(connection)
         if number in self.backends and (self.backends[number] is BackendState.ACTIVE or not begins):
             return {number}

@@ -1,4 +1,4 @@
-"""A node's agent as far as endpoints need it, and pods' links, in a test's own namespaces."""
+"""The part of an agent that endpoints need, and pods' links, in namespaces of the test."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -46,12 +46,12 @@ CELLS = (
 
 
 def needed(_: RegeneratedEndpoints) -> None:
-    """Ask for restore, and so for everything before it."""
+    """Depend on restore, and so on everything before it."""
 
 
 @asynccontextmanager
 async def agent(**settings: object) -> AsyncIterator[Hive]:
-    """An agent without servers, until the block ends."""
+    """Run an agent without servers until the block ends."""
     given = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
     async with Hive(*CELLS, invoke(needed), settings=given).started() as hive:
         yield hive
@@ -59,7 +59,7 @@ async def agent(**settings: object) -> AsyncIterator[Hive]:
 
 @contextmanager
 def pods(count: int) -> Iterator[list[Namespaces]]:
-    """Network namespaces of pods."""
+    """Create network namespaces of pods."""
     made = [new_netns() for _ in range(count)]
     try:
         yield made
@@ -69,7 +69,7 @@ def pods(count: int) -> Iterator[list[Namespaces]]:
 
 
 def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
-    """A link into the pod and an address of each family for it: what an endpoint is asked for with."""
+    """Create a link into the pod and allocate addresses; return the request for its endpoint."""
     name, pod_mac, host_mac = f"lxc{number:012x}", random_mac(), random_mac()
     created = hive.get(HostLinks).create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, pod.net))
     got = hive.get(Ipam).allocate_next(f"default/web-{number}")
@@ -94,13 +94,13 @@ def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
 
 
 def add_pod(hive: Hive, number: int, pod: Namespaces) -> Endpoint:
-    """The pod as ADD makes it: link, address, endpoint, link up."""
+    """Create the pod as ADD does: link, address, endpoint, link up."""
     made = create(hive.get(Endpoints), link_request(hive, number, pod))
     hive.get(HostLinks).activate(made.ifindex, f"hive endpoint {made.id}")
     return made
 
 
 def address_of(made: Endpoint) -> IPv4Address:
-    """The endpoint's address, which it has."""
+    """Return the endpoint's address, which must be set."""
     assert made.ipv4 is not None
     return made.ipv4

@@ -1,4 +1,4 @@
-"""A hive with nothing but the maps, on a node of a test's own."""
+"""A hive that consists of the maps, on a node of the test."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ SMALL: Mapping[str, object] = {
 
 @dataclass
 class Node:
-    """What a started agent's maps are reached by, and what it logged."""
+    """The maps of a started agent, and its log."""
 
     maps: Maps
     policies: PolicyMaps
@@ -34,13 +34,13 @@ class Node:
 
 
 def use(maps: Maps, _: PolicyMaps) -> None:
-    """Cells that need every map there is, and the pool."""
+    """Return cells that need every map and the pool."""
     every_map(maps)
 
 
 @asynccontextmanager
 async def agent(uses: Callable[[Maps, PolicyMaps], None] = use, /, **settings: object) -> AsyncIterator[Node]:
-    """The maps of an agent, until the block ends; ``uses`` lists those that its cells need."""
+    """Run the maps of an agent until the block ends; ``uses`` lists the maps that its cells need."""
     given = {**SMALL, **{name.replace("_", "-"): value for name, value in settings.items()}}
     with structlog.testing.capture_logs() as logged:
         async with Hive(
@@ -50,10 +50,10 @@ async def agent(uses: Callable[[Maps, PolicyMaps], None] = use, /, **settings: o
 
 
 def pins() -> set[str]:
-    """Names of everything pinned where Cilium's tools look."""
+    """Return the names of all pins in the directory of Cilium's tools."""
     return {path.name for path in GLOBALS.iterdir()}
 
 
 def policy_pins() -> set[str]:
-    """Pins of policy maps."""
+    """Return the pins of policy maps."""
     return {name for name in pins() if name.startswith("cilium_policy_")}

@@ -1,4 +1,4 @@
-"""Links of pods made through the agent's netlink."""
+"""Creates links of pods through the agent's netlink."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST_MAC, POD_MAC = parse_mac("02:00:00:00:00:01"), parse_mac("02:00:00:00:00:02
 
 
 def root(_links: HostLinks) -> None:
-    """What the tests need of the hive."""
+    """List the dependencies of the tests."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A node with IPsec's cells alone: policies, rules and routes are the kernel's, states of XFRM a double's."""
+"""A node with only IPsec's cells: policies, rules and routes are the kernel's, XFRM states a fake's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEXT_KEY = "4+ rfc4106(gcm(aes)) 0102030405060708090a0b0c0d0e0f1011121314 128\n"
 
 
 def node(number: int, *, local: bool = False) -> ClusterNode:
-    """A node of two families, with a range of pods in each."""
+    """Return a dual-stack node with a pod CIDR of each family."""
     return ClusterNode(
         cluster="default",
         name=f"n{number}",
@@ -51,13 +51,13 @@ def node(number: int, *, local: bool = False) -> ClusterNode:
 
 
 class EspKernel(KernelIpsec):
-    """This machine's kernel, as one that has ESP: it may have none."""
+    """The test machine's kernel as one with ESP, which it may lack."""
 
     def __init__(self) -> None:
         self.esp = FakeXfrm()
         self.published = PublishedKey(Tables())
         self.added: set[tuple[int, int]] = set()
-        """SPIs of states, each with the number of the key that was published when it was added."""
+        """SPIs of states, each with the published key number at the time it was added."""
 
     async def states(self) -> list[XfrmState]:
         return await self.esp.states()
@@ -71,13 +71,13 @@ class EspKernel(KernelIpsec):
 
 
 class WorldSettings(Settings, frozen=True):
-    """Of another cell."""
+    """Settings of another cell."""
 
     ipam: str = "cluster-pool"
 
 
 class IpsecWorld:
-    """What the cells see of the rest of an agent."""
+    """The other parts of an agent, as the cells see them."""
 
     def __init__(self, *, tunnelled: bool = False, kernel: KernelIpsec | None = None) -> None:
         self.nodes: Table[str, ClusterNode] = Table("nodes", key=lambda one: one.full_name)
@@ -102,7 +102,7 @@ class IpsecWorld:
         return fake(Maps, encrypt_state=self.number, pod_networks=self.networks, use=lambda *_, **__: None)
 
     def pod_networks(self) -> dict[str, int]:
-        """As programs have them: 1 where pods of other nodes are."""
+        """Return the pod networks in the programs' map: 1 for remote pods."""
         return {str(IpcacheKey.unpack(key).network): value[0] for key, value in self.networks.items()}
 
     def add(self, *nodes: ClusterNode) -> None:
@@ -122,7 +122,7 @@ class IpsecWorld:
 
     @asynccontextmanager
     async def agent(self, **settings: str) -> AsyncIterator[Hive]:
-        """IPsec's cells, started."""
+        """Run IPsec's cells."""
         world = (
             lifecycle.config(WorldSettings),
             supply(self.nodes, type=ReadTable[str, ClusterNode]),
@@ -141,7 +141,7 @@ class IpsecWorld:
 
 
 def key_file(folder: Path, text: str, version: str = "first") -> Path:
-    """A file of keys as a Secret's volume has it: links to a folder that is replaced as a whole."""
+    """Write a key file as a Secret's volume does: links to a folder that is replaced atomically."""
     (folder / version).mkdir()
     (folder / version / "keys").write_text(text)
     link = folder / "..new"

@@ -47,19 +47,19 @@ CELLS = [
 
 
 def root(_router: Router, _links: HostLinks, _maps: Maps, _ipam: Ipam) -> None:
-    """What the tests need of the hive."""
+    """List the dependencies of the tests."""
 
 
 @asynccontextmanager
 async def agent(**settings: str) -> AsyncIterator[Hive]:
-    """The cells up to the router, in this node."""
+    """Run the cells up to the router in this node."""
     given = {"ipv4-range": str(PODS), "state-dir": "/run/cilium", **settings}
     async with Hive(*CELLS, invoke(root), settings=given).started() as hive:
         yield hive
 
 
 def ip(command: str) -> list[str]:
-    """What iproute2 shows, one line each, blanks squeezed."""
+    """Return the lines that iproute2 prints, with runs of blanks as one."""
     with os.popen(f"ip -o {command}") as output:  # noqa: S605
         return sorted(" ".join(line.split()) for line in output)
 
@@ -68,5 +68,5 @@ DUAL = {"enable-ipv6": "true", "ipv6-range": str(PODS6)}
 
 
 def routes6() -> list[str]:
-    """IPv6 routes but the link-local ones."""
+    """Return the IPv6 routes, without link-local ones."""
     return [line.removesuffix(" pref medium") for line in ip("-6 route") if not line.startswith("fe80")]

@@ -1,4 +1,4 @@
-"""Pods and protocols of clients at sockets."""
+"""Client pods and protocols for socket load balancing tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 
 
 def a_pod() -> Namespaces:
-    """A network namespace with nothing but its loopback device, pinned as container runtimes do."""
+    """Create a network namespace with only a loopback device, pinned as container runtimes do."""
     pod = new_netns()
     hold(pod.net, Path("/run/netns/pod"))
     with inside(pod):

@@ -1,4 +1,4 @@
-"""A node with services at sockets, in a control group of its own; and what clients see of it."""
+"""A node with socket load balancing in a cgroup of its own, and the clients' view of it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Served:
     events: Events
 
     def remembered(self, client: socket.socket, backend: str, port: int) -> ReverseSk | None:
-        """What the socket asked for when it was sent to the backend."""
+        """Return the frontend that the socket requested when it was sent to the backend."""
         key = ReverseSkKey(cookie_of(client), ip_address(backend), port)
         table = self.maps.reverse_sk4 if key.ip.version == 4 else self.maps.reverse_sk6
         value = table.lookup(key.pack())
         return None if value is None else ReverseSk.unpack(value)
 
     def backends_of(self, client: socket.socket) -> set[tuple[str, int]]:
-        """Where the socket was sent to."""
+        """Return the backends that the socket was sent to."""
         cookie = cookie_of(client)
         keys = [
             ReverseSkKey.unpack(key)
@@ -68,12 +68,12 @@ class Served:
         return {(str(key.ip), key.port) for key in keys if key.cookie == cookie}
 
     def report(self, *frontends: ServedFrontend) -> None:
-        """The agent serves these frontends now, and no others."""
+        """Set the frontends that the agent serves; all others are removed."""
         with self.table.txn() as rows:
             rows.replace_all(frontends)
 
     def belongs_to(self, ip: str, identity: int) -> None:
-        """The owner of the address."""
+        """Set the owner of the address."""
         self.maps.ipcache.update(
             IpcacheKey.host(ip_address(ip)).pack(), IpcacheValue(identity=identity).pack()
         )
@@ -81,7 +81,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
-    """A node that serves what is in its maps to this process and its children."""
+    """Run a node that serves its maps' frontends to this process and its children."""
     join(group)
 
     def use(
@@ -110,6 +110,6 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
 
 
 def cookie_of(client: socket.socket) -> int:
-    """The kernel's number of a socket."""
+    """Return the socket's cookie."""
     (cookie,) = struct.unpack("=Q", client.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))
     return int(cookie)

@@ -1,4 +1,4 @@
-"""Addresses announced by ARP: manifests, leases and what neighbours hear."""
+"""Addresses announced by ARP: manifests, leases and neighbours' ARP tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.node.agent.node_ports import TARGET
 from tests.support.agents import environment
 
 VIP = NODE_ADDRESS.rpartition(".")[0] + ".80"
-"""In the network of the node and of the client: without routes there."""
+"""In the network of node and client: without routes there."""
 ALPHA = "/apis/cilium.io/v2alpha1"
 LEASE = "cilium-l2announce-default-web"
 OBJECTS: list[tuple[str, dict[str, Any]]] = [
@@ -55,7 +55,7 @@ OBJECTS: list[tuple[str, dict[str, Any]]] = [
 
 @contextmanager
 def running(where: Namespaces, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program there, ended at the end."""
+    """Run a Python program in these namespaces until the block ends."""
     process = where.popen(
         [sys.executable, "-m", *words], env=environment(), cwd=Path.cwd(), stdout=subprocess.DEVNULL
     )
@@ -76,6 +76,6 @@ def _read(path: str) -> str:
 
 
 def heard_neighbour() -> str:
-    """Where the address is, as far as has been heard; to be run at the client."""
+    """Return the address's MAC as a client has learned it; to be run at the client."""
     shown = subprocess.run(["ip", "-j", "neighbour", "show", "to", VIP], check=True, capture_output=True)
     return next((one["lladdr"] for one in json.loads(shown.stdout) if "lladdr" in one), "")

@@ -1,4 +1,4 @@
-"""A service for pods: manifests, and whether it is reached."""
+"""Manifests of a service for pods, and a check that it is reachable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ports: [{{name: http, port: {TARGET}}}]
 
 
 def reached(lab: Lab, client: pods.Attached, server: pods.Attached) -> bool:
-    """Whether the service leads from one pod to the other, which sees the pod's own address."""
+    """Return whether the service leads from one pod to the other, which sees the pod's own address."""
     with lab.open_pod(client.pod) as calling, lab.open_pod(server.pod) as called:
         with inside(called):
             listener = socket.create_server(("", TARGET))

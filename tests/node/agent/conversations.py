@@ -1,4 +1,4 @@
-"""Conversations of pods that a policy cuts or leaves alone."""
+"""TCP connections of pods that a policy cuts or does not affect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Conversation:
 
     @property
     def is_through(self) -> bool:
-        """Whether everything sent has arrived, in order."""
+        """Return whether everything sent has arrived, in order."""
         with suppress(BlockingIOError):
             self._received += self._server.recv(4096)
         assert self._sent.startswith(self._received)
@@ -51,7 +51,7 @@ class Conversation:
 
 @contextmanager
 def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iterator[Conversation]:
-    """A connection that has carried a byte."""
+    """Open a connection and send a byte over it."""
     with lab.open_pod(client.pod) as calling, lab.open_pod(server.pod) as called:
         with inside(called):
             listener = tcp_listener()
@@ -70,13 +70,13 @@ def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iter
 
 
 def flows(talk: Conversation) -> None:
-    """Sent, and received: what was lost before is sent again by the kernel, after a growing pause."""
+    """Send and wait for arrival: the kernel retransmits earlier losses after a growing pause."""
     talk.override()
     eventually(lambda: talk.is_through)
 
 
 def is_cut(lab: Lab, talk: Conversation) -> None:
-    """The next message is dropped by policy."""
+    """Check that policy drops the next message."""
     before = denied(lab)
     talk.override()
     eventually(lambda: denied(lab) > before)
@@ -84,7 +84,7 @@ def is_cut(lab: Lab, talk: Conversation) -> None:
 
 
 def denied(lab: Lab, reason: int = POLICY_DENIED) -> int:
-    """Packets the datapath has dropped since policy denied them."""
+    """Return the number of packets that the datapath dropped because policy denied them."""
     with lab.open() as node:
         return node.run(_denied, reason)
 
@@ -111,7 +111,7 @@ def enforce(pid: int, mode: str) -> int:
 
 
 def numbers(pid: int) -> dict[str, tuple[int, int]]:
-    """Endpoint number and identity of every address."""
+    """Return endpoint id and identity of every address."""
     return {
         one["status"]["networking"]["addressing"][0]["ipv4"]: (one["id"], one["status"]["identity"]["id"])
         for one in ask("/v1/endpoint", api_socket(pid))

@@ -1,4 +1,4 @@
-"""A node under hostile frames: its policies, ports and addresses."""
+"""The policies, ports and addresses of a node that receives hostile frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UDP: Final = 17
 
 
 def policies() -> list[dict[str, Any]]:
-    """Only "friend" reaches "closed", all but pods "open" by one port, and the world the node by another."""
+    """Allow "friend" to "closed", all but pods to one port of "open", and world to one port of the node."""
     port = [{"ports": [{"port": str(UDP_PORT), "protocol": "UDP"}]}]
     host_port = [{"ports": [{"port": str(HOST_PORT), "protocol": "UDP"}]}]
     attacker = [{"matchLabels": {"app": "attacker"}}]
@@ -40,17 +40,17 @@ def policies() -> list[dict[str, Any]]:
 
 
 def in_turn(made: Sequence[Callable[[int], bytes]], number: int) -> bytes:
-    """A packet of IPv4, then one of IPv6."""
+    """Return a packet of IPv4, then one of IPv6."""
     return made[number // 10 % len(made)](number)
 
 
 def asks_open(_: Sender, flow: Flow) -> bool:
-    """What "open" may get of those who are not pods of the node, or of the attacker."""
+    """Return the packets that non-pods of the node, or the attacker, may send to "open"."""
     return flow.related or (flow.protocol, flow.dport) == (UDP, UDP_PORT)
 
 
 def addresses_of(link: str) -> list[str]:
-    """Of a link inside."""
+    """Return the addresses of a link in these namespaces."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:

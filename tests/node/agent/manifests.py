@@ -1,4 +1,4 @@
-"""Manifests of pods, nodes and policies in a folder, and what the agent made of them."""
+"""Writes manifests of pods, nodes and policies to a folder, and reads the agent's resulting state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pod(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def write(folder: Path, name: str, *objects: Mapping[str, Any]) -> None:
-    """Put a file in place at once, as editors and mounted volumes do."""
+    """Replace a file atomically, as editors and mounted volumes do."""
     new = folder / f".{name}.new"
     new.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
     new.rename(folder / f"{name}.yaml")
@@ -50,7 +50,7 @@ def labels_of(pid: int, pod_name: str) -> set[str]:
 
 
 def _enforcement(pid: int, pod_name: str) -> str:
-    """Which directions are enforced; nothing for a pod that is not there."""
+    """Return the directions with enforced policy; nothing for an absent pod."""
     for one in ask("/v1/endpoint", api_socket(pid)):
         if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}":
             state: str = one["status"]["policy"]["realized"]["policy-enabled"]

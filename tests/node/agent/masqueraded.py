@@ -1,4 +1,4 @@
-"""Clients behind the node's address, as servers outside see them."""
+"""Connections of masqueraded pods, as servers outside see them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Addresses = Mapping[int, str]
 
 
 def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> str:
-    """Have the pod send to a server outside and receive the echo; the address that the server saw."""
+    """Send from the pod to a server outside, wait for its echo; return the address that it saw."""
     with (
         between(lab, pod) as (calling, outside),
         opened(outside, version, socket.SOCK_STREAM) as listener,
@@ -55,14 +55,14 @@ def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses
 
 
 def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int, to: Addresses = OUTSIDE) -> str:
-    """The same by a datagram of that many bytes."""
+    """Send a datagram of that many bytes; return the address that the server saw."""
     with between(lab, pod) as (calling, outside):
         where = (to[version], PORT)
         return seen_by_server(calling, outside, version, where, where, size)
 
 
 def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
-    """Whether an echo is answered, to the identifier that asked."""
+    """Return whether an echo request gets a reply with the right identifier."""
     protocol, kind, answer = (1, 8, 0) if version == 4 else (58, 128, 129)
     with between(lab, pod) as (calling, _), opened(calling, version, socket.SOCK_RAW, protocol) as asking:
         body = struct.pack(">HH", 4321, 7) + b"payload!"
@@ -80,7 +80,7 @@ def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) 
 
 
 def refused(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
-    """Whether the pod learns that there is no listener: an ICMP error about a packet from the node."""
+    """Return whether the pod gets an ICMP error that nothing listens there."""
     with between(lab, pod) as (calling, _), opened(calling, version, socket.SOCK_DGRAM) as client:
         client.connect((to[version], 9))
         client.send(b"anybody?")

@@ -1,4 +1,4 @@
-"""Servers that answer with their name, and a client in the node's control group."""
+"""Servers that answer with their name, and a client in the node's cgroup."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ ASKED = 32
 
 
 def joined(group: Path, ip: str, port: int) -> Asked:
-    """As a process of the node asks, which is of its control group."""
+    """Send requests from a process in the node's cgroup."""
     join(group)
     return request((ip, port), ASKED)

@@ -15,6 +15,6 @@ def run(text: str, *command: str) -> str:
 
 
 def looked(pid: int) -> bool:
-    """Whether the agent has looked for rules."""
+    """Return whether the agent has searched for rules."""
     jobs = ask("/v1/healthz", api_socket(pid))["controllers"]
     return any("look-for-kube-proxy" in one["name"] and one["status"]["success-count"] > 0 for one in jobs)

@@ -1,4 +1,4 @@
-"""A node with clients outside, a service with node ports, and backends elsewhere."""
+"""A node with clients outside, a service with node ports, and backends on other nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODE6, OUTSIDE6 = "fd50::10", "fd50::1"
 NODE = {4: NODE_ADDRESS, 6: NODE6}
 OUTSIDE = {4: OUTSIDE_ADDRESS, 6: OUTSIDE6}
 ELSEWHERE = {4: "198.51.100.9", 6: "fd51::9"}
-"""Where another node's pod would be."""
+"""The address of another node's pod."""
 NODE_PORT, FAR_PORT, TARGET, HOST_PORT = 30080, 30081, 8080, 8888
 BALANCER, EXTERNAL = "192.0.2.80", "192.0.2.81"
 SETTINGS = (
@@ -70,7 +70,7 @@ def command(text: str) -> None:
 
 
 def give_addresses(lab: Lab) -> None:
-    """IPv6, and addresses behind the world outside, to which the node is the way."""
+    """Add IPv6, and addresses behind the outside host that are routed through the node."""
     with lab.open() as node, lab.open_outside() as outside:
         node.run(command, f"address add {NODE6}/64 dev uplink nodad")
         outside.run(command, f"address add {OUTSIDE6}/64 dev node nodad")
@@ -83,7 +83,7 @@ def give_addresses(lab: Lab) -> None:
 
 @contextmanager
 def ends(lab: Lab, server: pods.Attached | None) -> Iterator[tuple[Namespaces, Namespaces]]:
-    """Of the client and of the server, which is outside too if it is not a pod."""
+    """Open the namespaces of the client and of the server, which is outside unless it is a pod."""
     with ExitStack() as stack:
         outside = stack.enter_context(lab.open_outside())
         yield outside, stack.enter_context(lab.open_pod(server.pod)) if server is not None else outside
@@ -92,7 +92,7 @@ def ends(lab: Lab, server: pods.Attached | None) -> Iterator[tuple[Namespaces, N
 def answered(
     lab: Lab, version: int, to: tuple[str, int], server: pods.Attached | None, size: int = 100
 ) -> tuple[str, str] | None:
-    """By TCP: the client that the server saw, and the server that the client saw; None without an answer."""
+    """Connect by TCP; return the client that the server saw and the server's address, or None."""
     own = "" if server is not None else ELSEWHERE[version]
     seen: list[str] = []
     with (
@@ -136,14 +136,14 @@ def answered(
 
 
 def datagram(lab: Lab, version: int, to: tuple[str, int], server: pods.Attached | None, size: int) -> str:
-    """By UDP: the client that the server saw; the answer comes from where the client asked."""
+    """Send by UDP; return the client that the server saw; the reply must come from the requested address."""
     own = ("" if server is not None else ELSEWHERE[version], TARGET)
     with ends(lab, server) as (outside, serving_end):
         return seen_by_server(outside, serving_end, version, own, to, size)
 
 
 def refused(lab: Lab, version: int, to: tuple[str, int], kind: int) -> bool:
-    """Whether the client gets an error that there is no backend."""
+    """Return whether the client gets an error that there is no backend."""
     with lab.open_outside() as outside, opened(outside, version, kind) as client:
         try:
             client.connect(to)

@@ -1,4 +1,4 @@
-"""Offloads of a link, switched off and on with ethtool."""
+"""Switches offloads of a link off and on with ethtool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 
 
 def set_feature(device: str, feature: int, on: int) -> None:
-    """As ethtool does (linux/ethtool.h, struct ethtool_value)."""
+    """Set a feature as ethtool does (linux/ethtool.h, struct ethtool_value)."""
     value = ctypes.create_string_buffer(struct.pack("=II", feature, on))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sP", device.encode(), ctypes.addressof(value)).ljust(40, b"\0")
@@ -26,7 +26,7 @@ def set_feature(device: str, feature: int, on: int) -> None:
 
 
 def like_a_wire(lab: Lab, folder: Path) -> None:
-    """The other end of the node's device: it writes checksums, and takes packets that a driver sends."""
+    """Set up the peer of the node's device: it writes checksums, and receives XDP_TX frames."""
     source = Path(__file__).with_name("wire.c")
     program = compile_one(find_clang(), source, folder / "wire.o")
     with lab.open_outside() as outside:
@@ -36,7 +36,7 @@ def like_a_wire(lab: Lab, folder: Path) -> None:
 
 
 def remove_folders_of_iproute2() -> None:
-    """It makes them in bpffs for the pins of any object, also of one that has none."""
+    """Remove the bpffs folders that iproute2 creates for any object, even one without pins."""
     bpffs = Path("/sys/fs/bpf")
     for link in ("ip", "xdp"):
         (bpffs / link).unlink()

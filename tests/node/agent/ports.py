@@ -1,4 +1,4 @@
-"""A port that another program has."""
+"""A port that another program uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node with a fake API server that comes and goes."""
+"""A node with a fake API server that stops and restarts."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FAR_NODE = {
         "ipam": {"podCIDRs": ["10.9.9.0/24"]},
     },
 }
-"""A node that is not there: endpoints of others are believed within its range."""
+"""A node that does not exist: CiliumEndpoints of other nodes are accepted within its range."""
 NEXT_TRY = 60.0
-"""Seconds until an agent has asked again after its server was away: it tries every few seconds."""
+"""Upper bound in seconds of an agent's reconnect interval after its server was down."""
 
 
 def asked(method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> Any:
-    """What the server answers; to be run where it is."""
+    """Return the server's response; to be run in its namespace."""
     request = urllib.request.Request(  # the address is ours
         f"http://{host}:{PORT}{path}",
         method=method,
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What an agent runs with to get its objects here."""
+        """Return the settings of an agent that uses this server."""
         return (
             f"--k8s-kubeconfig-path={self.kubeconfig}",
             "--k8s-client-qps=0",
@@ -82,7 +82,7 @@ class Server:
         )
 
     def start(self) -> None:
-        """Begin with the same objects each time."""
+        """Start with the same objects each time."""
         command = [sys.executable, "-m", "tests.support.apiserver", "--plain", "--port", str(PORT)]
         command += ["--kubeconfig", str(self.kubeconfig), "--objects", str(self._objects)]
         with self._lab.open() as node:
@@ -95,19 +95,19 @@ class Server:
         self.ask("POST", NODES, FAR_NODE)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it with SIGKILL."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """What it answers."""
+        """Return its response."""
         with self._lab.open() as node:
             return node.run(asked, method, path, body)
 
     def numbers(self) -> dict[str, int]:
-        """The numbers of identities, by the label app."""
+        """Return the numbers of identities, by the label app."""
         found = self.ask("GET", IDENTITIES)["items"]
         return {one["security-labels"]["k8s:app"]: int(one["metadata"]["name"]) for one in found}
 
@@ -123,7 +123,7 @@ def server(node: Lab, tmp_path: Path) -> Iterator[Server]:
 
 
 def reaches(lab: Lab, name: str, ip: str, patience: float = 0.5) -> bool:
-    """Whether an answer comes within ``patience`` seconds."""
+    """Return whether a response arrives within ``patience`` seconds."""
     with lab.open_pod(name) as inside:
         return bool(inside.run(ping, ip, 1, patience))
 

@@ -1,4 +1,4 @@
-"""A plugin chained after another one."""
+"""An agent with its plugin chained after another one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBNET, SUBNET6 = "10.97.0.0/16", "fd00:97::/64"
 
 
 def network(lab: Lab, plugin: dict[str, Any]) -> None:
-    """Another plugin's network, as an operator puts it into the runtime's directory."""
+    """Write another plugin's network to the runtime's directory, as an operator does."""
     entry = {**plugin, "ipam": addresses_of(lab, SUBNET, SUBNET6)}
     conf = {"cniVersion": "1.0.0", "name": "others", "plugins": [entry]}
     (lab.cni_conf.parent / "10-others.conflist").write_text(json.dumps(conf))
@@ -26,7 +26,7 @@ def network(lab: Lab, plugin: dict[str, Any]) -> None:
 
 
 def _trust_addresses() -> None:
-    """The node's links use an IPv6 address at once: no other host has it, and a second is long here."""
+    """Disable duplicate address detection on the node's links, which takes a second."""
     for name in ("accept_dad", "dad_transmits"):
         Path(f"/proc/sys/net/ipv6/conf/default/{name}").write_text("0")
 
@@ -35,17 +35,17 @@ BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 
 
 def chained(lab: Lab, *settings: str) -> int:
-    """An agent with its plugin chained onto that network."""
+    """Run an agent with its plugin chained onto that network."""
     return serving(lab, "--cni-chaining-target=others", "--enable-ipv6=true", *settings)
 
 
 def endpoints(pid: int) -> list[dict[str, Any]]:
-    """Of the agent."""
+    """Return the agent's endpoints."""
     found: list[dict[str, Any]] = ask("/v1/endpoint", api_socket(pid))
     return found
 
 
 def reaches(lab: Lab, pod: str, target: str, patience: float = 1.0) -> bool:
-    """Whether the pod gets an answer from there, in time."""
+    """Return whether the pod gets an answer from there in time."""
     with lab.open_pod(pod) as source:
         return bool(source.run(ping, target, 1, patience))

@@ -1,4 +1,4 @@
-"""The image, built once for all tests."""
+"""Fixtures: the image, built once for all tests."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def call(*command: str | Path) -> str:
-    """Run a command that may download packages; what it printed is the error."""
+    """Run a command that may download packages; its output is the error message."""
     done = subprocess.run(outside(*command), cwd=PROJECT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
@@ -27,7 +27,7 @@ def call(*command: str | Path) -> str:
 
 @pytest.fixture(scope="session")
 def image(wheel: Path) -> Path:
-    """The archive that configs/image/build.py makes."""
+    """Build the archive of configs/image/build.py."""
     archive = wheel.parent / "hive-agent.tar"
     call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel)
     return archive
@@ -35,7 +35,7 @@ def image(wheel: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def envoy_image(wheel: Path) -> Path:
-    """The one with Envoy."""
+    """Build the one with Envoy."""
     archive = wheel.parent / "hive-envoy.tar"
     tag = "localhost/hive-agent:0.1.0-envoy"
     call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel, "--envoy", "--tag", tag)
@@ -44,7 +44,7 @@ def envoy_image(wheel: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bgp_image(wheel: Path) -> Path:
-    """The one with gobgpd."""
+    """Build the one with gobgpd."""
     archive = wheel.parent / "hive-bgp.tar"
     tag = "localhost/hive-agent:0.1.0-bgp"
     call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel, "--bgp", "--tag", tag)
@@ -53,7 +53,7 @@ def bgp_image(wheel: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Our package, in a folder that goes with it."""
+    """Build our package in a temporary folder."""
     need_root()
     folder = tmp_path_factory.mktemp("image")
     call(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "wheels")
