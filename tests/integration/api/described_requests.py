@@ -94,7 +94,7 @@ class Socket:
 
 
 def _read(got: http.client.HTTPResponse) -> bytes:
-    """Return a finite chunked body whole; of an endless one, the part that arrives at once, up to a line end."""
+    """Return a finite chunked body whole; of an endless one, the part that arrives at once."""
     content = b""
     try:
         while len(content) < ENOUGH:

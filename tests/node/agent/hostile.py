@@ -20,7 +20,7 @@ UDP: Final = 17
 
 
 def policies() -> list[dict[str, Any]]:
-    """Allow "friend" to "closed", all but pods to one port of "open", and world to one port of the node."""
+    """Allow "friend" to "closed", world and attacker to one port of "open", world to one of the node."""
     port = [{"ports": [{"port": str(UDP_PORT), "protocol": "UDP"}]}]
     host_port = [{"ports": [{"port": str(HOST_PORT), "protocol": "UDP"}]}]
     attacker = [{"matchLabels": {"app": "attacker"}}]
@@ -45,7 +45,7 @@ def in_turn(made: Sequence[Callable[[int], bytes]], number: int) -> bytes:
 
 
 def asks_open(_: Sender, flow: Flow) -> bool:
-    """Return the packets that non-pods of the node, or the attacker, may send to "open"."""
+    """Return whether "open" accepts this packet from outside the node, or from the attacker."""
     return flow.related or (flow.protocol, flow.dport) == (UDP, UDP_PORT)
 
 

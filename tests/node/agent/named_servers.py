@@ -28,6 +28,6 @@ ASKED = 32
 
 
 def joined(group: Path, ip: str, port: int) -> Asked:
-    """Send requests from a process in the node's cgroup."""
+    """Join the cgroup and send requests."""
     join(group)
     return request((ip, port), ASKED)

@@ -1,4 +1,4 @@
-"""The agent's hive over fakes of kernel and network."""
+"""The agent's hive with fakes in place of the kernel and the network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ REPLACED = {
 
 
 class Config(AgentConfig):
-    """Where a test keeps its node; nothing is claimed."""
+    """Paths below a test's directory; no lock on the node is taken."""
 
     def __init__(self, directory: Path) -> None:
         self.state_dir = directory
@@ -73,66 +73,66 @@ class Config(AgentConfig):
 
 
 def untouched(kind: type[T]) -> T:
-    """An object of the type that is only there to be asked for."""
+    """Return an object of the type without its constructor, only to be injected."""
     return kind.__new__(kind)
 
 
 @asynccontextmanager
 async def quiet() -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Devices that never change."""
+    """Simulate devices that never change."""
     yield anyio.sleep_forever
 
 
 async def nothing_ended() -> tuple[Collected, ...]:
-    """Conntrack maps without connections."""
+    """Simulate conntrack maps without connections."""
     return ()
 
 
 def any_maps(*attributes: str, both_families: bool = False) -> None:
-    """Maps that are not read."""
+    """Accept any request for maps, which nothing reads."""
 
 
 async def no_link(name: str) -> None:
-    """A node without a tunnel."""
+    """Simulate a node without a tunnel device."""
     del name
 
 
 async def none_listed() -> list[Any]:
-    """And without IPsec."""
+    """Simulate a kernel without IPsec states and policies."""
     return []
 
 
 async def none_removed() -> int:
-    """Nor anything left of it."""
+    """Simulate a kernel without IPsec routes."""
     return 0
 
 
 async def no_routes(name: str) -> list[TunnelRoute]:
-    """And without routes to other nodes."""
+    """Simulate a node without routes to other nodes."""
     del name
     return []
 
 
 async def there() -> None:
-    """Routes to the DNS proxy are there."""
+    """Report the DNS proxy's routes as installed."""
 
 
 class NoHostPolicy:
-    """Programs of a node that may do everything."""
+    """Programs of a node without host policy."""
 
     host_policy = HostPolicy()
 
     def set_host_policy(self, policy: HostPolicy) -> None:
-        """It stays so."""
+        """Check that no policy is set."""
         assert policy == HostPolicy()
 
 
 def nothing() -> None:
-    """Nor descriptors to give up."""
+    """Close or remove nothing."""
 
 
 def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
-    """Everything of the agent that touches a kernel, replaced."""
+    """Replace every part of the agent that uses a kernel."""
     eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
     return [
         replace(AgentConfig, Config(directory)),
@@ -173,19 +173,19 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
 
 
 def with_links(*links: LinkInfo) -> HostLinks:
-    """A node with these links."""
+    """Return a node with these links."""
     offloads = Offloads(OffloadLimits(), 524280)
     return fake(HostLinks, links=lambda without=(): [*links], offloads=lambda _: offloads)
 
 
 def without_links() -> HostLinks:
-    """A node without pods."""
+    """Return a node without pods."""
     return with_links()
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, object]:
-    """Settings of an agent that does not disturb others."""
+    """Return an agent's settings that do not collide with other agents."""
     return {
         "ipv4-range": "10.0.1.0/24",
         "routing-mode": "native",

@@ -1,4 +1,4 @@
-"""A node for the API's tests: real endpoints and addresses, with dictionaries where the kernel would be."""
+"""A node for the API's tests: real endpoints and addresses, with dictionaries in the kernel's place."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ UNLIMITED: Mapping[str, object] = {
 
 @dataclass
 class FakeKernel:
-    """The maps and programs of the endpoints' edges: what is there, and what refuses."""
+    """The maps and programs of endpoints in memory; single steps can be made to fail."""
 
     routes: dict[IPAddress, int] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=lambda: list(range(1, 200)))
@@ -104,7 +104,7 @@ class FakeKernel:
         return self.numbers.pop(0)
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """It is there."""
+        """Accept the endpoint."""
         return self.policies.get(endpoint_id, {})
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
@@ -158,7 +158,7 @@ class FakeKernel:
 
 
 class Loaded(Datapath):
-    """A datapath that is in force, and does nothing."""
+    """A loaded datapath that does nothing."""
 
     build = "0123456789ab"
 
@@ -178,7 +178,7 @@ class FakeTable:
 
 @dataclass
 class FakeMaps:
-    """The node's maps: two that the agent keeps, one that it does not."""
+    """The node's maps: two with a cache of the agent, one without."""
 
     directory: Path
     lxc: FakeTable = field(default_factory=FakeTable)
@@ -193,7 +193,7 @@ class FakeMaps:
 
 @dataclass
 class FixedFacts:
-    """A node of which only the addresses change."""
+    """A node with constant facts except for its addresses."""
 
     addresses: Ipam | None = None
     notifications: MonitorNotifications = SILENT
@@ -252,7 +252,7 @@ class FixedFacts:
 
 @dataclass
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
@@ -260,12 +260,12 @@ class Answer:
 
     @property
     def body(self) -> Any:
-        """The decoded body, None without one."""
+        """Return the decoded body, or None without one."""
         return json.loads(self.raw) if self.raw else None
 
 
 class Client:
-    """Sends requests as they stand: the path is not quoted again, headers are only those given."""
+    """Sends requests unchanged: the path is not quoted again, headers are only those given."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -285,7 +285,7 @@ class Client:
 
 @dataclass
 class Node:
-    """A started hive of the API and what it works on, and a client of its socket."""
+    """A started hive of the API and its dependencies, and a client of its socket."""
 
     ask: Client
     endpoints: Endpoints
@@ -299,12 +299,12 @@ class Node:
     prefixes: Ipcache
 
     def given(self) -> set[str]:
-        """The addresses in use besides the router's."""
+        """Return the addresses in use other than the router's."""
         return self.ipam.dump().keys() - {str(ROUTER), str(ROUTER6)}
 
 
 class Config(AgentConfig):
-    """Where a test keeps its node; nothing is claimed."""
+    """Paths below a test's directory; no lock on the node is taken."""
 
     def __init__(self, directory: Path, *, ipv6: bool) -> None:
         self.state_dir = directory
@@ -315,7 +315,7 @@ class Config(AgentConfig):
 
 
 def untouched(kind: type[T]) -> T:
-    """An object of the type that is only there to be asked for."""
+    """Return an object of the type without its constructor, only to be injected."""
     return kind.__new__(kind)
 
 
@@ -323,12 +323,12 @@ NOTHING_TO_REGENERATE = replace(RegeneratedEndpoints, untouched(RegeneratedEndpo
 
 
 def rules_in_force(policy: RulePolicy) -> RuleComputer:
-    """Policies by rules, of which there are none."""
+    """Return the policies computed from rules: none."""
     return policy
 
 
 BY_RULES = (supply(PolicyOptions()), provide(RulePolicy, PolicyView, rules_in_force))
-"""What a node needs that explains its policies."""
+"""Cells of a node that explains its policies."""
 
 
 NO_BGP = bgp.BGPState(
@@ -349,9 +349,9 @@ async def running_node(
     regenerated: Cell = NOTHING_TO_REGENERATE,
     more: Iterable[Cell] = (),
 ) -> AsyncIterator[Node]:
-    """A node with a serving API: the real cells of API, endpoints and addresses in a hive of their own.
+    """Run a node with an API: the real cells of API, endpoints and addresses in a hive.
 
-    It has IPv6 where ``cidr6`` is given.
+    It has IPv6 if ``cidr6`` is given.
     """
     kernel, facts, maps = FakeKernel(), FixedFacts(), FakeMaps(directory)
     config = Config(directory, ipv6=bool(cidr6))

@@ -1,4 +1,4 @@
-"""What a plugin asks the API for, for one pod."""
+"""The API requests of a CNI plugin for one pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.api.node import Node
 def request_body(
     address: str, uuid: str = "", container: str = "cid1", changes: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """The body of the plugin's PUT /endpoint for a container's eth0; ``changes`` win."""
+    """Return the body of the plugin's PUT /endpoint for a container's eth0, updated by ``changes``."""
     addressing = {"ipv4": address, "ipv4-pool-name": "default"} | (
         {"ipv4-expiration-uuid": uuid} if uuid else {}
     )
@@ -35,7 +35,7 @@ def request_body(
 
 
 async def added(node: Node, container: str = "cid1") -> tuple[int, str]:
-    """Do as the plugin does for ADD; number and address of the endpoint."""
+    """Send the requests of ADD; return endpoint id and address."""
     lease = await node.ask("POST", "/v1/ipam?owner=default%2Fweb-0", headers={"Expiration": "true"})
     address, uuid = lease.body["address"]["ipv4"], lease.body["ipv4"]["expiration-uuid"]
     made = await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body(address, uuid, container))

@@ -1,4 +1,4 @@
-"""Series of the API's metrics."""
+"""Reads series of the API's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.unit.api.node import Node
 
 
 async def series(node: Node, name: str, path: str = "/v1/metrics/") -> list[Any]:
-    """The series of one metric."""
+    """Return the series of one metric."""
     got = await node.ask("GET", path)
     assert got.status == 200
     return [metric for metric in got.body if metric["name"] == name]

@@ -1,4 +1,4 @@
-"""Whether an answer is the recorded one: placeholders bound, what varies from run to run let be."""
+"""Compares a response with the recorded one: placeholders are bound, values that vary are ignored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NUMBERS = {"NODEPORT"}
 
 
 class Bound:
-    """What placeholders stand for in one scenario."""
+    """The values of placeholders in one scenario."""
 
     def __init__(self, tokens: dict[str, str]) -> None:
         self._values: dict[str, str] = {f"<TOKEN:{name}>": token for name, token in tokens.items()}
         self._loose: dict[str, str] = {}
 
     def fill(self, value: Any) -> Any:
-        """A request with its values."""
+        """Return a request with these values."""
         if isinstance(value, dict):
             return {self.fill(key): self.fill(one) for key, one in value.items()}
         if isinstance(value, list):
@@ -50,7 +50,7 @@ class Bound:
         return filled
 
     def text(self, recorded: str, got: str) -> bool:
-        """Whether a text is the recorded one."""
+        """Return whether a text matches the recorded one."""
         whole = PLACEHOLDER.fullmatch(recorded)
         if whole is not None and whole[1] in LOOSE:
             if whole[1] in {"TIME", "MICROTIME", "ETAG", "HASH"}:
@@ -74,7 +74,7 @@ class Bound:
         return True
 
     def newer(self, recorded: str, got: str) -> bool:
-        """Whether a version of a list or a bookmark is at least the recorded one."""
+        """Return whether the version of a list or bookmark is at least the recorded one."""
         known = self._values.get(recorded)
         if known is None:
             if PLACEHOLDER.fullmatch(recorded):
@@ -84,7 +84,7 @@ class Bound:
 
 
 def differences(recorded: Any, got: Any, bound: Bound, *, at: str = "", listed: bool = False) -> list[str]:
-    """Where an answer is not the recorded one."""
+    """Return where a response differs from the recorded one."""
     if isinstance(recorded, dict) and recorded.get("kind") == "Status" and isinstance(got, dict):
         return _status(recorded, got, bound, at)
     if isinstance(recorded, dict):
@@ -177,7 +177,7 @@ def _by_manager(entries: list[Any]) -> list[Any]:
 
 
 def _status(recorded: dict[str, Any], got: dict[str, Any], bound: Bound, at: str) -> list[str]:
-    """A refusal counts by its code, its reason, and the fields it names: its words are a server's own."""
+    """Reduce an error to its code, reason and fields: the words vary by server."""
     found = [
         _reported(f"{at}.{key}" if at else key, recorded.get(key), got.get(key))
         for key in ("kind", "apiVersion", "status", "reason", "code")

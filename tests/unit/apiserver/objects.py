@@ -16,7 +16,7 @@ MERGE = "application/merge-patch+json"
 
 
 class Caller:
-    """Sends requests to a server, as its administrator."""
+    """Sends requests to a server as its administrator."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""A recorded scenario, played to the fake API server exchange by exchange."""
+"""Replays a recorded scenario on the fake API server, exchange by exchange."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ USERS = {
     "queued": User("queued-user", ()),
 }
 LONGEST = 12.0
-"""Seconds a watch of a replay may last: what takes longer is left out."""
+"""Seconds a replayed watch may last: longer ones are excluded."""
 _ABRIDGED = re.compile(r'"\$elided(?!: \d+ times)')
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 
 class Result(NamedTuple):
-    """What came of one exchange."""
+    """The result of one exchange."""
 
     id: int
     outcome: str
@@ -49,11 +49,11 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """Of the scenario."""
+        """Return the scenario's name."""
         return str(self.recorded["name"])
 
     def excluded(self) -> str:
-        """Why the whole scenario is left out, by what it needs; nothing when it is not."""
+        """Return why the whole scenario is excluded, by the features it needs; empty if it is not."""
         profile = self.recorded["profile"]
         if profile == "full":
             return "needs the controllers of a whole cluster"
@@ -67,7 +67,7 @@ class Scenario:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """Its exchanges and actions."""
+        """Return its exchanges and actions."""
         return list(self.recorded["exchanges"])
 
 
@@ -78,7 +78,7 @@ def _has_rules(value: Any) -> bool:
 
 
 def left_out(step: dict[str, Any]) -> str:
-    """Why one exchange is left out, by a feature the fake API server lacks; nothing when it is not."""
+    """Return why an exchange is excluded, by a feature that the fake lacks; empty if it is not."""
     request, response = step["request"], step.get("response") or {}
     sent = {name.lower(): str(value) for name, value in (request.get("headers") or {}).items()}
     got = {name.lower(): str(value) for name, value in (response.get("headers") or {}).items()}
@@ -123,7 +123,7 @@ def _escalates(response: dict[str, Any]) -> bool:
 
 
 async def replay(scenario: Scenario) -> list[Result]:
-    """Play it to a server of its own."""
+    """Replay the scenario on a new server."""
     dual = scenario.recorded["profile"] != "single-stack"
     tokens = {f"token-{name}": user for name, user in USERS.items()}
     server = ApiServer(tokens, dual_stack=dual)
@@ -138,7 +138,7 @@ async def replay(scenario: Scenario) -> list[Result]:
 
 
 def unhurried(step: dict[str, Any]) -> dict[str, Any]:
-    """The request of a watch. One that ends after later exchanges gets three times as long."""
+    """Return a watch's request, with three times the timeout if it ends after later exchanges."""
     request = dict(step["request"])
     seconds = (request.get("query") or {}).get("timeoutSeconds")
     if seconds is not None and (step.get("end") or {}).get("after", 0) > step["id"]:
@@ -163,7 +163,7 @@ class _Player:
             await stream.close()
 
     async def prepare(self, needed: Sequence[str]) -> None:
-        """Make the definitions a scenario needs."""
+        """Create the definitions that a scenario needs."""
         for one in needed:
             body = json.loads((RECORDINGS / "fixtures" / f"{one.replace(':', '_')}.json").read_bytes())
             body = body.get("body", body)
@@ -320,7 +320,7 @@ class _Player:
         return []
 
     async def _settle(self, after: int) -> None:
-        """Every watch has sent what belongs before the next exchange, and has ended if it should have."""
+        """Wait until every watch has sent its events before the next exchange, and ended if it should."""
         for step, stream in list(self._watches):
             wanted = [line for line in step.get("stream", []) if line["after"] <= after]
             await self._reported(step, stream, wanted)
@@ -367,5 +367,5 @@ class _Player:
 
 
 def scenarios() -> list[Scenario]:
-    """Every recording there is."""
+    """Return all recordings."""
     return [Scenario(path) for path in sorted(RECORDINGS.glob("*.json")) if path.name != "index.json"]

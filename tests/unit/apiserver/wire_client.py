@@ -1,4 +1,4 @@
-"""A small HTTP client that sends exactly these bytes, and reports how answers are framed."""
+"""A small HTTP client that sends exactly these bytes, and reports how responses are framed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEADLINE = 30.0
 
 
 class Received(NamedTuple):
-    """An answer."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -20,7 +20,7 @@ class Received(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
+        """Return the body as JSON."""
         body = gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
         return json.loads(body)
 
@@ -36,19 +36,19 @@ class Sent(NamedTuple):
 
 
 def target(path: str, query: dict[str, Any]) -> str:
-    """Path and query as one."""
+    """Return path and query as one string."""
     plain = quote(path, safe="/:$@~!*'(),;=+")
     return f"{plain}?{urlencode(query, doseq=True)}" if query else plain
 
 
 async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the server."""
+    """Open a connection to the server."""
     where = urlsplit(url)
     return await asyncio.open_connection(where.hostname, where.port, limit=64 * 1024 * 1024)
 
 
 def encoded(sent: Sent) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     lines = [f"{sent.method} {sent.target} {sent.version}", "Host: stand-in"]
     lines += [f"{name}: {value}" for name, value in sent.headers]
     if sent.body or sent.method in {"POST", "PUT", "PATCH"}:
@@ -57,7 +57,7 @@ def encoded(sent: Sent) -> bytes:
 
 
 async def exchange(url: str, sent: Sent) -> Received | None:
-    """One request on a connection of its own; None when the server hangs up without an answer."""
+    """Send one request on a new connection; return None if the server closes it without a response."""
     reader, writer = await connect(url)
     try:
         writer.write(encoded(sent))
@@ -121,24 +121,24 @@ class Stream:
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def started(self) -> None:
-        """Until the head of the answer is there."""
+        """Wait for the head of the response."""
         while self.answer is None and not self.ended:
             await self._change()
 
     async def until(self, count: int) -> bool:
-        """Whether so many events came before the deadline."""
+        """Return whether this many events arrived before the deadline."""
         while len(self.events) < count and not self.ended:
             if not await self._change():
                 return False
         return len(self.events) >= count
 
     async def over(self) -> bool:
-        """Whether it ended before the deadline."""
+        """Return whether it ended before the deadline."""
         while not self.ended:
             if not await self._change():
                 return False

@@ -1,4 +1,4 @@
-"""Endpoints as rows of the table."""
+"""Rows of the endpoint table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of other nodes' pods, and the cells that read them."""
+"""CiliumEndpoints of other nodes, and the cells that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers of health.sock."""
+"""Recorded responses of health.sock."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.unit.cni_server.harness import Harness, harness
 
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """A CNI server over a fake node; a namespace's cookie is its file's number."""
+    """Run a CNI server over a fake node; a namespace's cookie is its file's inode number."""
     monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     async with harness(tmp_path) as made:
         yield made

@@ -1,4 +1,4 @@
-"""A node of dicts: links, pods, addresses, endpoints, policy maps; any step can be made to fail."""
+"""A node in memory: links, pods, addresses, endpoints, policy maps; any step can be made to fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeLink:
 
 @dataclass
 class OthersLink:
-    """A veth pair of another plugin's."""
+    """A veth pair of another plugin."""
 
     pod: int
     inner: LinkInfo
@@ -64,33 +64,33 @@ class FakeNode:
     links: dict[int, FakeLink] = field(default_factory=dict)
     addresses: set[IPAddress] = field(default_factory=set)
     gateways: tuple[IPAddress, ...] = (GATEWAY,)
-    """One of each family that is on."""
+    """One of each enabled family."""
     pods_without_ipv6: set[int] = field(default_factory=set)
     shown: dict[int, State] = field(default_factory=dict)
-    """States of endpoints that are not what they seem."""
+    """Reported states of endpoints that differ from the real ones."""
     book: dict[int, Endpoint] = field(default_factory=dict)
     policy_maps: int = 100
     others: list[OthersLink] = field(default_factory=list)
-    """Pairs another plugin has made."""
+    """Pairs that another plugin created."""
     steps: list[str] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     room: int | None = None
-    """How many addresses the range has; None: enough."""
+    """The number of addresses in the range; None: unlimited."""
     may_reap: anyio.Event | None = None
     cannot_delete: set[int] = field(default_factory=set)
-    """Links that the kernel keeps."""
+    """Links that the kernel refuses to delete."""
     may_forget: anyio.Event | None = None
     grown: anyio.Event | None = None
     may_refill: anyio.Event | None = None
     may_identify: anyio.Event | None = None
-    """Identities have to be waited for until it is set."""
+    """Identities are pending until it is set."""
     annotated_mac: bytes = b""
-    """What pods' objects ask for."""
+    """The MAC in the pods' annotation."""
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
     _started: VethPair | None = None
     ahead: int = 0
-    """Links that were started before they were awaited."""
+    """Links started in advance."""
     refuse_once: set[str] = field(default_factory=set)
 
     def _step(self, name: str) -> bool:
@@ -105,7 +105,7 @@ class FakeNode:
         return self._next
 
     def clean(self) -> bool:
-        """Whether nothing at all is left."""
+        """Return whether no state remains."""
         return not self.links and not self.addresses and not self.book
 
     # Links
@@ -334,7 +334,7 @@ class FakePod:
 
 
 def endpoint_of(request: EndpointRequest, number: int) -> Endpoint:
-    """The endpoint a request makes."""
+    """Return the endpoint that a request creates."""
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -361,14 +361,14 @@ def endpoint_of(request: EndpointRequest, number: int) -> Endpoint:
 
 
 def leftover(node: FakeNode, container_id: str, pod: int, *, alias: str = "", ifname: str = "eth0") -> int:
-    """A link without an endpoint, on the node and in the pod; returns its index."""
+    """Create a link without an endpoint, on the node and in the pod; return its index."""
     index = node._number()
     node.links[index] = FakeLink(host_link_name(container_id, ifname), pod, ifname, MTU, alias)
     return index
 
 
 def others_link(node: FakeNode, pod: int, *addresses: IPAddress, name: str = "eth0") -> OthersLink:
-    """A pair another plugin has made, its host's end called vethhost<n>."""
+    """Create another plugin's pair with the host's end vethhost<n>."""
     number = len(node.others)
     inner, host = 2 + number, 50 + number
     made = OthersLink(

@@ -1,4 +1,4 @@
-"""A CNI server on a real socket over a fake node, and a client that speaks as the plugin does."""
+"""A CNI server on a real socket over a fake node, and a client that speaks the plugin's protocol."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from tests.unit.cni_server.fakes import MTU, FakeNode
 
 @dataclass(frozen=True)
 class Reply:
-    """What the plugin would print."""
+    """The output that the plugin would print."""
 
     code: int
     stdout: bytes
     patch: int = 0
-    """What the agent asks of the plugin; 1 is IPv6 in the pod."""
+    """The action the agent requests of the plugin; 1 is IPv6 in the pod."""
     ports: str = ""
-    """What the plugin reserves in the pod before it prints."""
+    """Ports that the plugin reserves in the pod before it prints."""
 
     @property
     def json(self) -> Any:
-        """The result or error object."""
+        """Return the result or error object."""
         return json.loads(self.stdout)
 
     @property
     def message(self) -> str:
-        """Text of the error."""
+        """Return the text of the error."""
         return str(self.json["msg"])
 
 
 class Client:
-    """One invocation of the plugin in flight."""
+    """One call of the plugin."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class Client:
         socket.send_fds(self._socket, [packet], fds)
 
     async def reply(self) -> Reply:
-        """Wait for the answer; raises ConnectionError when there will be none."""
+        """Wait for the reply; raises ConnectionError when there will be none."""
         with self._socket:
             packet = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 18)
         if not packet:
@@ -73,25 +73,25 @@ class Client:
         return Reply(code, rest[:length], patch, rest[length:].decode())
 
     def close(self) -> None:
-        """The plugin dies."""
+        """Close the connection, as when the plugin dies."""
         self._socket.close()
 
 
 def request(
     env: dict[str, str], stdin: bytes, *, version: int = 1, flags: int = 0, addresses: bytes = b""
 ) -> bytes:
-    """A request packet; flag 1: an agent died over it; flag 2: there are addresses."""
+    """Return a request packet; flag 1: an agent died during it; flag 2: it has addresses."""
     text = "".join(f"{name}={value}\0" for name, value in env.items()).encode()
     return HEADER.pack(b"HCNI", version, flags, len(text), len(stdin)) + text + stdin + addresses
 
 
 class Harness:
-    """The server, its node, and calls to it. A pod's namespace is a file of its name."""
+    """The server, its node, and calls to it. A pod's namespace is a file with its name."""
 
     def __init__(self, folder: Path, *, delegated: bool = False) -> None:
         self.folder = folder
         self.reserved_ports = ""
-        """What new pods are to have reserved."""
+        """Ports to reserve in new pods."""
         self.path = folder / "cni.sock"
         self.node = FakeNode()
         self.health = HealthTree()
@@ -128,7 +128,7 @@ class Harness:
         )
 
     def pod(self, name: str) -> int:
-        """Number of a pod's namespace."""
+        """Return the cookie of a pod's namespace."""
         path = self.folder / name
         path.touch()
         return path.stat().st_ino
@@ -173,14 +173,14 @@ class Harness:
         addresses: object = None,
         **env: str,
     ) -> Reply:
-        """Send a request and wait for the answer; ``addresses``: what the delegated plugin printed."""
+        """Send a request and wait for the reply; ``addresses``: the delegated plugin's output."""
         sent = await self.begin(command, cid, pod=pod, conf=conf, flags=flags, addresses=addresses, **env)
         return await sent.reply()
 
 
 @asynccontextmanager
 async def harness(folder: Path, *, delegated: bool = False) -> AsyncIterator[Harness]:
-    """A serving harness; ``delegated``: of an agent that leaves addresses to another plugin."""
+    """Run a harness; ``delegated``: of an agent that delegates IPAM to another plugin."""
     made = Harness(folder, delegated=delegated)
     async with made.teardown.running(), made.server.serving():
         yield made

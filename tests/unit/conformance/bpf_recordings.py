@@ -1,4 +1,4 @@
-"""The recordings of map readers: what `cilium-dbg bpf ...` printed of which bytes.
+"""Recordings of map readers: the output of `cilium-dbg bpf ...` for given bytes.
 
 Every file of index.json (bpf/) is replayed or excluded with a reason.
 """
@@ -21,7 +21,7 @@ NEWER_LAYOUT: Final = "reads a layout of 1.19, which no agent of 1.17 writes"
 COMMANDS: Final = {
     *("config", "ct", "egress", "endpoint", "ipcache", "lb", "metrics", "nat", "nodeid", "policy", "tunnel")
 }
-"""That read maps which the agent makes."""
+"""Commands that read maps of our agent."""
 
 _EXCLUDED: Final = {
     "ct_list_config_without_addressing": CRASHES,
@@ -40,7 +40,7 @@ _EXCLUDED: Final = {
 
 @cache
 def load(name: str) -> Json:
-    """A recording such as ``bpf/endpoint_list``."""
+    """Load a recording such as ``bpf/endpoint_list``."""
     return json.loads(recorded(name).read_text())
 
 
@@ -65,16 +65,16 @@ REPLAYED, EXCLUDED = _decide()
 
 
 def maps(name: str) -> dict[str, Json]:
-    """The maps of a recording, by the name of their pin."""
+    """Return the maps of a recording, by the name of their pin."""
     return {table["pin"].rpartition("/")[2]: table for table in load(name)["maps"]}
 
 
 def entries(table: Json) -> list[tuple[bytes, bytes]]:
-    """Keys and values, as they were in the kernel."""
+    """Return keys and values as bytes of the kernel."""
     return [(bytes.fromhex(row["key"]), bytes.fromhex(row["value"])) for row in table["entries"]]
 
 
 def printed(name: str) -> set[str]:
-    """The lines the client printed, runs of blanks as one: rows come in the kernel's order."""
+    """Return the set of printed lines, with runs of blanks as one: rows come in the kernel's order."""
     lines = (" ".join(line.split()) for line in load(name)["stdout"].splitlines())
     return {line for line in lines if line}

@@ -1,4 +1,4 @@
-"""The recordings of Cilium's clients: which there are, and what becomes of each in the server test.
+"""The recordings of Cilium's clients, and whether the server test replays each.
 
 Every file of index.json (API clients: cni/ and dbg/) is replayed or excluded with a reason.
 """
@@ -109,7 +109,7 @@ PLACEHOLDERS: Final = {
 
 
 def _reason(name: str) -> str | None:
-    """Why a recording is not replayed, None when it is."""
+    """Return why a recording is not replayed, or None."""
     directory, _, scenario = name.partition("/")
     return (EXCLUDED_CNI if directory == "cni" else EXCLUDED_DBG).get(scenario)
 
@@ -126,28 +126,28 @@ REPLAYED, EXCLUDED = _decide()
 COPIED: Final = tuple(
     sorted(f"{area}/{path.stem}" for area in ("cni", "dbg") for path in recordings(area).glob("[!_]*.json"))
 )
-"""All in the repository: those that are replayed, and some that only the model test reads."""
+"""All recordings in the repository: the replayed ones, and some that only the model test reads."""
 
 
 @cache
 def load(name: str) -> Json:
-    """A recording such as ``cni/add_netkit``."""
+    """Load a recording such as ``cni/add_netkit``."""
     return json.loads(recorded(name).read_text())
 
 
 def steps(name: str) -> list[Json]:
-    """The commands of a recording, each with its exchanges; a dbg recording is one command."""
+    """Return the commands of a recording, each with its exchanges; a dbg recording is one command."""
     recording = load(name)
     return list(recording.get("steps", [recording]))
 
 
 def exchanges(name: str) -> list[Json]:
-    """All requests and responses of a recording, in order."""
+    """Return all requests and responses of a recording, in order."""
     return [exchange for step in steps(name) for exchange in step["exchanges"]]
 
 
 def numbered(value: Json) -> Json:
-    """The value with a real address, index or cookie for every placeholder."""
+    """Return the value with a real address, index or cookie for every placeholder."""
     if isinstance(value, dict):
         return {key: numbered(item) for key, item in value.items()}
     if isinstance(value, list):

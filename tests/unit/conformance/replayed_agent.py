@@ -1,4 +1,4 @@
-"""An agent that answers as a recorded one did, and texts of clients as they are compared."""
+"""A server that answers as a recorded agent did, and the comparable form of clients' output."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from hive.dbg.main import run
 
 UNORDERED: Final = {"config_list_options", "endpoint_config_list_options", "endpoint_labels"}
-"""What the client prints in no order."""
+"""Commands that print in no fixed order."""
 UNORDERED_TOO: Final = {"debuginfo", "endpoint_labels_add_delete", "ip_list"}
-"""What it asks in no order, too."""
+"""Commands that also send their requests in no fixed order."""
 OWN_VERSION: Final = re.compile(r"Client: .*")
 
 
@@ -27,12 +27,12 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Quiet: clients close as soon as they have the answer."""
+        """Ignore errors: clients close the connection once they have the response."""
 
 
 @contextmanager
 def replaying(socket: Path, exchanges: list[Any]) -> Iterator[list[tuple[str, str, Any]]]:
-    """An agent that answers as the recorded one did; what it is asked."""
+    """Run an agent that answers as recorded; return the list of its requests."""
     left = list(exchanges)
     asked: list[tuple[str, str, Any]] = []
 
@@ -59,7 +59,7 @@ def replaying(socket: Path, exchanges: list[Any]) -> Iterator[list[tuple[str, st
         do_GET = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server's names
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-            """Quiet."""
+            """Log nothing."""
 
     with _Server(str(socket), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -72,7 +72,7 @@ def replaying(socket: Path, exchanges: list[Any]) -> Iterator[list[tuple[str, st
 
 
 def lines_of(text: str, name: str) -> list[str]:
-    """Lines with runs of blanks as one and ages as placeholders; none that are empty."""
+    """Return lines with runs of blanks as one and ages as placeholders, without empty ones."""
     text = re.sub(r"\b\d+[hms]\S* ago", "<AGO>", text)
     text = re.sub(r"\(\d+[dy]\S*, x", "(<AGE>, x", text)
     text = OWN_VERSION.sub("Client:", text)
@@ -87,7 +87,7 @@ def shown(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[int, list[list[str]], str]:
-    """The exit code, the printed lines as words, and what is reported."""
+    """Return the exit code, the printed lines as words, and the error."""
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{directory}/cilium.sock")
     exchanges = []
     for path, body in answers.items():

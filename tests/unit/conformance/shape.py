@@ -1,4 +1,4 @@
-"""Comparing an answer with a recorded one: same keys, same JSON types; values are the agent's own."""
+"""Compares a response's shape with the recorded one: same keys and JSON types; values may differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FREE = frozenset({"options", "allocations", "daemonConfigurationMap", "immutable
 
 
 def kind(value: object) -> str:
-    """The JSON type."""
+    """Return the JSON type."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -19,14 +19,14 @@ def kind(value: object) -> str:
 
 
 def is_zero(value: object) -> bool:
-    """Whether the Go server would leave the field out (omitempty; an object counts by its members)."""
+    """Return whether the Go server would omit the field (omitempty; an object counts by its members)."""
     if isinstance(value, dict):
         return all(is_zero(item) for item in value.values())
     return value in (None, "", 0, False, [])
 
 
 def differences(recorded: object, got: object, absent: Collection[str], path: str = "") -> Iterator[str]:
-    """What the answer lacks, or has of another type; ``absent`` are paths of parts this agent has not got.
+    """Return missing fields and other types; ``absent`` are paths of parts this agent does not have.
 
     A path has the keys joined by ``/`` and ``[]`` for every element of an array.
     """
@@ -49,7 +49,7 @@ def differences(recorded: object, got: object, absent: Collection[str], path: st
 
 
 def same_json(recorded: object, again: object, path: str = "") -> Iterator[str]:
-    """How a re-serialised model differs from what it was read from, other than by keys that vanished."""
+    """Return how a re-serialised model differs from its source, except for vanished keys."""
     if isinstance(recorded, dict) and isinstance(again, dict):
         for key, value in again.items():
             if key not in recorded:

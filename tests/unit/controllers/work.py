@@ -12,7 +12,7 @@ from lifecycle import Hive, invoke, module, provide
 
 
 class Work:
-    """Notes when it runs; fails a given number of times."""
+    """Records its runs; fails a given number of times."""
 
     def __init__(self, fails: int = 0) -> None:
         self.times: list[float] = []
@@ -30,7 +30,7 @@ class Work:
 
 
 def _needed(_: Controllers) -> None:
-    """Ask for it."""
+    """Depend on it."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A kernel and an address allocator of dicts, that can be made to refuse any step."""
+"""A kernel and an address allocator in memory that can refuse any step."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -51,12 +51,12 @@ class Slot:
 
     @property
     def filled(self) -> bool:
-        """Whether it was ever written."""
+        """Return whether it was ever written."""
         return self.entries is not None
 
 
 class SteppingMap(FakeIpcacheMap):
-    """cilium_ipcache, with writes as steps."""
+    """cilium_ipcache, with each write as a step."""
 
     def __init__(self, step: Callable[[str], None]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class FakeKernel:
 
     @property
     def ipcache(self) -> dict[IPAddress, int]:
-        """The identity of every address."""
+        """Return the identity of every address."""
         return {
             ip_network(prefix).network_address: row.identity for prefix, row in self.prefixes.rows.items()
         }
@@ -170,7 +170,7 @@ class FakeKernel:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing of any endpoint is left."""
+        """Return whether no state of any endpoint remains."""
         return not (self.policies or self.configs or self.lxc or self.ipcache)
 
 
@@ -218,7 +218,7 @@ class FakeAddresses:
 
 
 class RecordingScrub(ConntrackScrub):
-    """Notes what it is asked for instead of doing it."""
+    """Records requests instead of scrubbing."""
 
     def __init__(self) -> None:
         self.flows: list[IPAddress] = []
@@ -227,11 +227,11 @@ class RecordingScrub(ConntrackScrub):
         self.flows.append(address)
 
     async def wait_scrubbed(self, addresses: Collection[IPAddress]) -> None:
-        """They are."""
+        """Return at once."""
 
 
 class RecordingRecovery(RegenerationRecovery):
-    """Notes what it is asked for instead of doing it."""
+    """Records requests instead of recovering."""
 
     def __init__(self) -> None:
         self.recoveries: list[int] = []
@@ -246,15 +246,15 @@ class RecordingRecovery(RegenerationRecovery):
 
 @dataclass
 class FakePods:
-    """PodMetadata of a dict, by namespace and name; without a source unless given one."""
+    """PodMetadata over a dict, by namespace and name; without a source unless given one."""
 
     followed: bool = False
     cluster: str = "default"
     known: dict[tuple[str, str], list[Label]] = field(default_factory=dict)
     macs: dict[tuple[str, str], str] = field(default_factory=dict)
-    """What annotations ask for."""
+    """MACs of annotations."""
     late: bool = False
-    """Only who waits finds a pod."""
+    """Only callers that wait find a pod."""
     labels_known: anyio.Event = field(default_factory=anyio.Event)
     """Callers that resolve wait for it."""
 
@@ -320,23 +320,23 @@ class Node:
         )
 
     def create(self, wanted: EndpointRequest) -> Endpoint:
-        """Make an endpoint with an identity that is available at once."""
+        """Create an endpoint with an identity that is available at once."""
         return create(self.endpoints, wanted)
 
     def build(self, endpoint_id: int, level: Level = Level.DATAPATH) -> str:
-        """Build an endpoint in its turn; what went wrong."""
+        """Build an endpoint through the queue; return the error."""
         if not self.endpoints.announce_build(endpoint_id, "a test"):
             return "not now"
         return self.endpoints.build(endpoint_id, level, "a test")
 
     @property
     def saved(self) -> list[str]:
-        """Names in the state directory."""
+        """Return the names in the state directory."""
         return sorted(path.name for path in self.files.directory.iterdir())
 
 
 def request(number: int = 1, **changes: Any) -> EndpointRequest:
-    """A pod's request; everything unique in it follows from ``number``."""
+    """Return a pod's request; all unique values follow from ``number``."""
     values: dict[str, Any] = {
         "container_id": f"cid{number}",
         "container_ifname": "eth0",
@@ -354,5 +354,5 @@ def request(number: int = 1, **changes: Any) -> EndpointRequest:
 
 
 def create(endpoints: Endpoints, wanted: EndpointRequest) -> Endpoint:
-    """Make an endpoint with an identity that is available at once."""
+    """Create an endpoint with an identity that is available at once."""
     return endpoints.complete(endpoints.begin(wanted))

@@ -43,7 +43,7 @@ from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
 def link(
     ifindex: int, name: str, *, alias: str = "", up: bool = True, peer: int = 2, here: bool = False
 ) -> LinkInfo:
-    """A veth with its peer in a pod, or here."""
+    """Return a veth with its peer in a pod, or in this namespace."""
     return LinkInfo(
         ifindex=ifindex,
         name=name,
@@ -126,13 +126,13 @@ class FakeLeft:
         self.swept = True
 
     def release_previous(self, keep: Collection[int]) -> None:
-        """EarlierAgent: which endpoints stay."""
+        """Record the endpoints that remain: the method of PreviousAgent."""
         self._step("release")
         self.still_served = list(keep)
 
 
 class Left:
-    """What is on the node before the restart, and everything after it."""
+    """The node's state before the restart, and the hive after it."""
 
     def __init__(self, directory: Path) -> None:
         self.node = Node(directory)
@@ -145,7 +145,7 @@ class Left:
         return self.node.endpoints
 
     def running(self, endpoint: Endpoint) -> None:
-        """The pod of an endpoint runs: state, rows and link are there."""
+        """Add the state, rows and link of an endpoint with a running pod."""
         self.node.files.write(endpoint)
         self.kernel.configs[endpoint.ifindex] = endpoint.id
         for address in endpoint.addresses:
@@ -165,7 +165,7 @@ class Left:
         self.links.present.append(changed)
 
     def hive(self, *more: Cell) -> Hive:
-        """A new agent's hive, as far as restore goes."""
+        """Return a new agent's hive up to restore."""
         self.node.ipcache.read()
         cell = module(
             "agent",
@@ -197,7 +197,7 @@ def _id(row: RealizedPolicy) -> int:
 
 
 def _needed(_: RegeneratedEndpoints, __: QuarantinedEndpoints) -> None:
-    """Ask for the last steps, and so for all."""
+    """Depend on the last steps, and so on all."""
 
 
 __all__ = ["FakeAddresses", "Left", "link"]

@@ -1,4 +1,4 @@
-"""Folders filled with anything."""
+"""Folders with arbitrary contents."""
 
 from __future__ import annotations
 

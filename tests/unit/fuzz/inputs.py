@@ -1,4 +1,4 @@
-"""Input that no client intends: bytes, texts and JSON as they come out of a broken or hostile program."""
+"""Malformed input: bytes, texts and JSON that a broken or hostile program may send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.examples import scaled
 
 
 def bounded(examples: int) -> settings:
-    """So many examples, the same ones in every run."""
+    """Limit the number of examples, which are the same in every run."""
     return settings(
         max_examples=scaled(examples),
         derandomize=True,
@@ -50,13 +50,13 @@ json_values = st.recursive(
 
 
 def nested(depth: int) -> bytes:
-    """An object so deep."""
+    """Return an object nested this deep."""
     return b'{"deep":' + b"[" * depth + b"]" * depth + b"}"
 
 
 @st.composite
 def damaged(draw: st.DrawFn, good: Mapping[str, object]) -> bytes:
-    """JSON of an object, with values replaced, missing or added; or its bytes cut, changed or doubled."""
+    """Generate an object's JSON with values changed, missing or added; or its bytes changed."""
     value = dict(good)
     for key in draw(st.lists(st.sampled_from([*good, "unknown", ""]), max_size=3, unique=True)):
         if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""An agent's answers to commands."""
+"""An agent's responses to commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 
 TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-"""A child process imports what the test imports, not what happens to be installed."""
+"""A child process imports this tree, as the test does, not an installed package."""
 ENDPOINTS = [
     {
         "id": 1234,

@@ -1,4 +1,4 @@
-"""A hive that has started, for inspection."""
+"""A started hive, for inspection."""
 
 from __future__ import annotations
 

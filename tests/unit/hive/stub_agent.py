@@ -1,4 +1,4 @@
-"""A tiny HTTP server on a unix socket that answers as a test sets it, and records requests."""
+"""An HTTP server on a unix socket that answers as a test sets it, and records requests."""
 
 import http.server
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 
 @dataclass
 class StubAgent:
-    """Where it listens, and the requests it saw: path and headers."""
+    """The socket, and the requests received: path and headers."""
 
     socket: Path
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     changes: list[tuple[str, object]] = field(default_factory=list)
-    """Path and body of each PATCH or DELETE, which is done, and of each POST, which is answered."""
+    """Path and body of each PATCH, DELETE and POST; a POST gets the configured response."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -26,7 +26,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 @contextmanager
 def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> Iterator[StubAgent]:
-    """Serve ``path -> (status, body)``; a body of bytes goes out as it is, anything else as JSON."""
+    """Serve ``path -> (status, body)``; a body of bytes is sent unchanged, anything else as JSON."""
     agent = StubAgent(directory / "cilium.sock")
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> It
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-            """Quiet."""
+            """Log nothing."""
 
     with _Server(str(agent.socket), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""Maps of the host's addresses in memory."""
+"""The maps with the host's addresses, in memory."""
 
 from __future__ import annotations
 

@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture
 async def async_stack() -> AsyncIterator[AsyncExitStack]:
-    """Leaves what was entered, last things first, when the test ends."""
+    """Close the entered contexts in reverse order when the test ends."""
     async with AsyncExitStack() as stack:
         yield stack

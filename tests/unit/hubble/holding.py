@@ -1,4 +1,4 @@
-"""An agent's Hubble that holds what a test puts in."""
+"""A Hubble ring that contains only the flows that a test adds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.hubble.worlds import world
 
 
 class HoldingHubble(Hubble):
-    """It takes in nothing by itself."""
+    """A ring without event sources."""
 
     def __init__(self) -> None:
         origin = FlowOrigin("default/node1")
@@ -24,6 +24,6 @@ class HoldingHubble(Hubble):
         return self.held
 
     def drop(self) -> None:
-        """A packet of a known pod is dropped now."""
+        """Add the drop of a known pod's packet, now."""
         data = bytes.fromhex(recording("pipeline")["perf_events"]["drop"])
         self.held.add([(Sample(1, data), world("main"))], time.time_ns())

@@ -1,4 +1,4 @@
-"""What Cilium's own Hubble does, recorded: the cases of one file, and the rest of the file beside them."""
+"""Recordings of Cilium's Hubble: the cases of one file, and the other contents of the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DATA = recordings("hubble")
 
 @cache
 def recording(name: str) -> dict[str, Any]:
-    """The whole file."""
+    """Return the whole file."""
     loaded: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
     return loaded
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """Its cases."""
+    """Return its cases."""
     cases: list[dict[str, Any]] = recording(name)["cases"]
     return cases

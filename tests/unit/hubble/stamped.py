@@ -1,4 +1,4 @@
-"""Origin and stamp of parsed events."""
+"""Origin and timestamp of parsed events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded worlds: what the agent knows of addresses, identities and services while it parses."""
+"""The recorded worlds: the addresses, identities and services that the parser can look up."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _is_address(text: str) -> bool:
 
 @cache
 def world(name: str) -> Resolver:
-    """A world by its name."""
+    """Return a world by its name."""
     return World(recording("worlds")["worlds"][name])

@@ -1,4 +1,4 @@
-"""A cluster that gives identities when it may."""
+"""An identity allocator that answers when a test lets it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cells.cluster.identity.numbers import CLUSTER
 
 
 class SlowAllocator:
-    """An IdentityAllocator that has to be waited for, until ``may_answer`` is set."""
+    """An IdentityAllocator that blocks until ``may_answer`` is set."""
 
     def __init__(self) -> None:
         self._numbers = NodeAllocator(CLUSTER)
@@ -19,7 +19,7 @@ class SlowAllocator:
         self.refuse = False
 
     def allocate_now(self, labels: tuple[str, ...], previous: int = 0) -> None:
-        """Never at once."""
+        """Return no identity."""
 
     async def allocate(self, labels: tuple[str, ...], previous: int = 0) -> int:
         self.asked.append(labels)

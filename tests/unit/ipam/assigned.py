@@ -1,4 +1,4 @@
-"""IPAM with ranges that others assign."""
+"""IPAM with ranges assigned by others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ V4 = Family.IPV4
 
 
 class Given:
-    """Ranges as they are assigned."""
+    """The ranges as they are assigned."""
 
     def __init__(self, *networks: str) -> None:
         self.networks = networks

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that only a test advances."""
 
 import anyio
 
@@ -6,7 +6,7 @@ from cells.node.ipam.allocator import Clock
 
 
 class FakeClock(Clock):
-    """Time is set by the test."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -21,7 +21,7 @@ class FakeClock(Clock):
         await event.wait()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; who has slept long enough wakes up."""
+        """Advance the time; tasks with expired sleeps wake up."""
         self.time += seconds
         for deadline, event in self.sleepers:
             if deadline <= self.time:

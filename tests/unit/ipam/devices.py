@@ -18,7 +18,7 @@ def devices(*rows: Device) -> Table[int, Device]:
 
 
 class Node(AgentConfig):
-    """A state directory and the families; nothing is claimed."""
+    """A state directory and the families; no lock on the node is taken."""
 
     def __init__(self, directory: Path, *, ipv4: bool = True, ipv6: bool = False) -> None:
         self.state_dir, self.ipv4, self.ipv6 = directory, ipv4, ipv6

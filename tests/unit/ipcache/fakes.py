@@ -26,27 +26,27 @@ class FakeIpcacheMap(FakeMap[Prefix, IpcacheValue]):
 
     @property
     def target(self) -> IpcacheTarget:
-        """What the agent has of it."""
+        """Return the agent's target for the map."""
         return ipcache_target(lambda: self)
 
     def put(self, rows: Mapping[str, int]) -> None:
-        """Rows that another program has written."""
+        """Write entries as another program."""
         for prefix, identity in rows.items():
             self.rows[str(ip_network(prefix))] = IpcacheValue(identity)
 
     @property
     def identities(self) -> dict[str, int]:
-        """What it holds."""
+        """Return its entries."""
         return {prefix: value.identity for prefix, value in self.rows.items()}
 
     def of(self, address: IPAddress) -> int | None:
-        """The identity in the address's own row."""
+        """Return the identity in the address's own entry."""
         row = self.rows.get(prefix_of(address))
         return None if row is None else row.identity
 
 
 class IpcacheOver(Ipcache):
-    """An ipcache over such a map that is not swept."""
+    """An ipcache over such a map, not yet pruned."""
 
     def __init__(
         self,
@@ -65,5 +65,5 @@ class IpcacheOver(Ipcache):
         await self.held.reconciler.sweep()
 
     def read(self) -> None:
-        """Take what the map holds for what an earlier agent left."""
+        """Read the entries of an earlier agent."""
         self.held.left(dict(self._kernel.rows))

@@ -16,7 +16,7 @@ Body = dict[str, Any]
 
 
 def kubeconfig(folder: Path, url: str, token: str = ADMIN_TOKEN) -> str:
-    """Path of a kubeconfig of an administrator, or of the token's user, of the server at ``url``."""
+    """Write a kubeconfig for the server at ``url``, of an administrator or of the token's user."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -29,14 +29,14 @@ def kubeconfig(folder: Path, url: str, token: str = ADMIN_TOKEN) -> str:
 
 
 class Cluster:
-    """Writes objects of a stand-in as another client, past every rule of the API."""
+    """Writes objects of the fake server as another client, without validation."""
 
     def __init__(self, server: ApiServer, url: str) -> None:
         self.server = server
         self.url = url
 
     def put(self, obj: Body) -> None:
-        """Make an object, or change what there is of it."""
+        """Create or change an object."""
         storage, key = self._where(obj)
         live = self.server.store.get(storage, key) or {}
         unique = {"resourceVersion": "1", "uid": f"uid-{key[1]}"}
@@ -44,17 +44,17 @@ class Cluster:
         self.server.store.put(storage, key, {**live, **obj, "metadata": metadata})
 
     def get(self, kind: str, name: str, namespace: str = "") -> Body | None:
-        """An object there is."""
+        """Return an object."""
         storage, key = self._where(_stub(kind, name, namespace))
         return self.server.store.get(storage, key)
 
     def delete(self, kind: str, name: str, namespace: str = "") -> None:
-        """Remove it."""
+        """Delete an object."""
         storage, key = self._where(_stub(kind, name, namespace))
         self.server.store.delete(storage, key)
 
     def serves(self, plural: str) -> bool:
-        """Whether a custom resource is established."""
+        """Return whether a custom resource is established."""
         return any(
             self.server.kinds.get("cilium.io", version, plural) is not None for version in ("v2", "v2alpha1")
         )
@@ -85,7 +85,7 @@ def _stub(kind: str, name: str, namespace: str) -> Body:
 
 
 def pod(name: str, node: str = "node1", **labels: str) -> Body:
-    """A pod of a node."""
+    """Return a pod of a node."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -99,14 +99,14 @@ def pod(name: str, node: str = "node1", **labels: str) -> Body:
 
 
 def namespace(name: str, **labels: str) -> Body:
-    """A namespace."""
+    """Return a namespace."""
     labels["kubernetes.io/metadata.name"] = name
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 @asynccontextmanager
 async def cluster(*definitions: str, port: int = 0) -> AsyncIterator[Cluster]:
-    """A stand-in with custom resources by their plural names."""
+    """Return a fake server with custom resources by their plural names."""
     server = ApiServer()
     server.future_wait = 0.2
     for one in definitions:

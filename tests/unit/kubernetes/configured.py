@@ -1,4 +1,4 @@
-"""The agent's configuration, without a claim on the node."""
+"""The agent's configuration without a lock on the node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from lifecycle import Cell, Lifecycle, supply
 
 
 def node() -> Cell:
-    """What the agent knows of its node, without claiming it."""
+    """Return the agent's facts about its node, without a lock on it."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
     return supply(known, type=AgentConfig)

@@ -1,4 +1,4 @@
-"""A port at which a test answers byte by byte."""
+"""A TCP port at which a test answers byte by byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def listening(
     serve: Serve, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[int]:
-    """The port of a server that serves connections like this, until the test ends."""
+    """Serve connections with this function until the test ends; return the port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""An API server that replays what a recorded one sent to a watch, byte by byte."""
+"""An API server that replays a recorded watch, byte by byte."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ CUTS: Final = ("a chunk an event", "all in one chunk", "chunks of seven bytes")
 
 
 class Thing(Object, frozen=True, gc=False):
-    """An object of a kind that the agent has no use for."""
+    """An object of a kind that the agent does not use."""
 
 
 class Recorded(NamedTuple):
     """A watch of a recording."""
 
     name: str
-    """Of the file, and of the exchange."""
+    """The name of the file and of the exchange."""
     path: str
     events: list[dict[str, Any]]
     ends: str
 
     @property
     def streamed(self) -> bool:
-        """Whether it is a list as the beginning of a watch."""
+        """Return whether it begins with a streaming list."""
         return any(_is_end(one) for one in self.events)
 
     @property
     def kind(self) -> Kind[Any]:
-        """Of its objects: the agent's own definition, if there is one."""
+        """Return the kind of its objects: the agent's own definition, if it has one."""
         parts = self.path.strip("/").split("/")
         group = 2 if parts[0] == "api" else 3
         version, plural = "/".join(parts[1:group]), parts[-1]
@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
         return known[0] if known else Kind(Thing, version, plural, namespaced=namespaced)
 
     def after(self, version: int) -> list[dict[str, Any]]:
-        """What a watch from this version receives."""
+        """Return the events that a watch from this version receives."""
         begin = 0
         for index, event in enumerate(self.events):
             if _is_end(event) and int(event["object"]["metadata"]["resourceVersion"]) == version:
@@ -62,7 +62,7 @@ class Recorded(NamedTuple):
         return self.events[begin:]
 
     def outcome(self) -> tuple[set[tuple[str, str]], str, int]:
-        """The objects that are left, the last version, and the code of the error it ended with, or 0."""
+        """Return the remaining objects, the last version, and the final error's code, or 0."""
         left: set[tuple[str, str]] = set()
         version = str(BASE)
         for event in self.events:
@@ -84,7 +84,7 @@ def _is_end(event: dict[str, Any]) -> bool:
 
 
 def recorded_watches() -> Iterator[Recorded | str]:
-    """Every recorded watch, or why it cannot be played."""
+    """Return every recorded watch, or why it cannot be replayed."""
     for path in sorted(RECORDINGS.glob("*.json")):
         found = json.loads(path.read_bytes())
         for step in found.get("exchanges", ()) if path.name != "index.json" else ():
@@ -110,7 +110,7 @@ def _read(path: Path, step: dict[str, Any]) -> Recorded | str:
 
 
 class Player:
-    """Serves lists that are empty, and the watch once, then nothing more."""
+    """Serves empty lists, and the watch once, then no more events."""
 
     def __init__(self, recorded: Recorded, cut: str) -> None:
         self._recorded = recorded
@@ -118,11 +118,11 @@ class Player:
         self.lists = 0
         self.reported_all = False
         self.resumed: list[str] = []
-        """The versions that were watched from after it had ended."""
+        """Versions of watches that were started after it had ended."""
         self.relisted = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             target = urlsplit(head.split(b" ", 2)[1].decode())

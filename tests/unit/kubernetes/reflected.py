@@ -1,4 +1,4 @@
-"""A reflector that follows a fake API server, the table it fills, and what a test sees of both."""
+"""A reflector that follows a fake API server, and the table that it fills."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class World:
         self.events = ObjectEvents()
         self.client: Client
         self.emptied = False
-        """Whether the table was empty at some time after it had rows."""
+        """Whether the table has become empty after it had rows."""
 
     def names(self) -> set[str]:
         return {one.name for one in self.table.all()}
@@ -107,7 +107,7 @@ async def _watch_for_gaps(world: World) -> None:
 
 
 def new_server() -> ApiServer:
-    """A server that answers soon when it is asked for a version that it has not reached."""
+    """Return a server that answers quickly when a future version is requested."""
     server = ApiServer()
     server.future_wait = 0.2
     return server

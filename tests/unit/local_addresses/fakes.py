@@ -26,23 +26,23 @@ class FakeLxcMap(FakeMap[IPAddress, LxcValue]):
 
     @property
     def target(self) -> LxcTarget:
-        """What the agent has of it."""
+        """Return the agent's target for the map."""
         return lxc_target(lambda: self)
 
     def put(self, rows: Mapping[str, bool]) -> None:
-        """Rows that another program has written: whether each is the node's, or of endpoint 7."""
+        """Write entries as another program: each of the node, or of endpoint 7."""
         value = {True: HOST, False: LxcValue(ifindex=9, endpoint_id=7, identity=300)}
         for ip, host in rows.items():
             self.rows[ip_address(ip)] = value[host]
 
     @property
     def hosts(self) -> dict[str, bool]:
-        """What it holds: whether each address is the node's."""
+        """Return its entries: whether each address is the node's."""
         return {str(ip): row.is_host for ip, row in self.rows.items()}
 
 
 class LocalAddressesOver(LocalAddresses):
-    """Local addresses over such a map; swept when a test asks for it."""
+    """Local addresses over such a map; pruned when a test requests it."""
 
     def __init__(self, kernel: FakeLxcMap) -> None:
         table = local_address_table()
@@ -53,12 +53,12 @@ class LocalAddressesOver(LocalAddresses):
         self.read()
 
     def read(self) -> None:
-        """Take what the map holds for what an earlier agent left."""
+        """Read the entries of an earlier agent."""
         self.held.left(dict(self._kernel.rows))
 
     @property
     def drift(self) -> int:
-        """How many rows another program has changed."""
+        """Return the number of entries that another program changed."""
         return self.held.reconciler.statistics.drift
 
     async def sweep(self) -> None:

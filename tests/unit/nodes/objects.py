@@ -1,4 +1,4 @@
-"""Objects of a node, and an agent that waits for them."""
+"""Kubernetes objects of a node, and an agent that waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent(folder: Path | None, **settings: object) -> Hive:
-    """The nodes of a folder's objects, without a kernel."""
+    """Run the nodes cell over the objects of a folder, without a kernel."""
     state_dir = Path(str(settings.pop("state_dir", "/nowhere")))
     known = AgentConfig(AgentSettings(state_dir=state_dir), Lifecycle("test"), structlog.get_logger())
     routers = {Family.IPV4: Addressing(ip_address("10.1.0.9"), ip_network("10.1.0.0/24"))}

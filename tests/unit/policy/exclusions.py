@@ -1,4 +1,4 @@
-"""Where the recorded engine is wrong, or knows more than this one, and what of a recording differs by it."""
+"""Lists faults of the recorded policy engine, its extra features, and the differences that they cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PASSES: Final = ("allow", "redirect", "auth-required")
 
 
 class Difference(NamedTuple):
-    """A verdict that was recorded, and ours."""
+    """A recorded verdict, and ours."""
 
     protocol: str
     identity: int
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why a case differs, and the only way in which its verdicts may."""
+    """The reason of a case's difference, and the only change that it allows."""
 
     reason: str
     explains: Callable[[Difference], bool]
@@ -65,7 +65,7 @@ ONE_FAMILY: Final = Fault(
 
 
 def upstream_faults(case: Case) -> list[Fault]:
-    """Why a case's verdicts or entries must differ: nothing, for most."""
+    """Return why a case's verdicts or entries must differ: empty for most."""
     recording = case.recording
     policies = [one for one in recording["objects"] if "spec" in one or "specs" in one]
     specs = [spec for one in policies for spec in (one.get("spec"), *(one.get("specs") or ())) if spec]
@@ -140,7 +140,7 @@ def _group_beside_others(policy: Json) -> bool:
 
 
 def _odd_deny(spec: Json) -> bool:
-    """Names of ports keep their case upstream, and so never match."""
+    """Return whether a deny rule has a named port in upper case, which never matches upstream."""
     return any(
         str(port.get("port")) != str(port.get("port")).lower()
         for direction in ("ingressDeny", "egressDeny")

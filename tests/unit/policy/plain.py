@@ -1,4 +1,4 @@
-"""Rules as one reads them, packets to try them on, and the rules in force by the engine."""
+"""A plain interpretation of policy rules, random packets, and the same rules in our engine."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OUTSIDE = (
     *("2001:db8::1", "2001:db8:1::1", "2001:db8:1:2::1", "fd00::1"),
 )
 WORLD = {4: 9, 6: 10}
-"""Addresses that no prefix has."""
+"""Addresses outside all prefixes."""
 EVERYBODY: tuple[int | str, ...] = (*PODS, STRANGER, *RESERVED, *OUTSIDE)
 LABELS = {
     number: (CLUSTER, f"{NAMESPACE}=shop", *(f"k8s:{key}={value}" for key, value in own.items()))
     for number, own in PODS.items()
 } | {STRANGER: (CLUSTER, f"{NAMESPACE}=other", "k8s:app=shop")}
 AT = {1001: "192.0.2.130", 1002: "192.0.2.1", 1003: "2001:db8:1::1", 1004: "198.51.100.7"}
-"""Addresses of pods, where networks select these, too."""
+"""Addresses of pods, for the mode in which CIDR rules select pods, too."""
 PREFIXES = (
     *("0.0.0.0/0", "192.0.0.0/16", "192.0.2.0/24"),
     *("192.0.2.128/25", "192.0.2.130/32", "198.51.100.0/24"),
@@ -58,7 +58,7 @@ PACKETS = [
 ]
 PROTOCOLS = {"TCP": (TCP,), "UDP": (UDP,), "SCTP": (SCTP,), "ANY": (TCP, UDP, SCTP)}
 WEB = 443
-"""The port of TCP that all pods call web."""
+"""The TCP port that all pods name web."""
 ENTITIES = ("all", "world", "cluster", "host", "remote-node", "health", "ingress")
 CLUSTERS = {"host", "remote-node", "health", "ingress"}
 
@@ -149,9 +149,9 @@ def reads(
     may_leave_open: bool = True,
     address: str = "",
 ) -> bool:
-    """Whether the rules let a packet pass between the subject and a peer: an identity, or an address.
+    """Return whether the rules allow a packet between the subject and a peer: an identity or an address.
 
-    ``address``: that of an identity, where networks select it, too.
+    ``address``: the identity's, where CIDR rules select pods, too.
     """
     closed = False
     verdicts = set()
@@ -247,7 +247,7 @@ NOTHING = PolicyEntry(deny=True)
 
 
 def indexed(entries: Mapping[PolicyKey, PolicyEntry]) -> Indexed:
-    """By identity and direction, the most specific first."""
+    """Return the entries by identity and direction, the most specific first."""
     found: Indexed = {}
     for key, entry in entries.items():
         found.setdefault((key.identity, key.egress), []).append((key, entry))
@@ -261,7 +261,7 @@ def decides(entries: Indexed, identity: int, egress: bool, packet: tuple[int, in
 
 
 def decisive(entries: Indexed, identity: int, egress: bool, packet: tuple[int, int]) -> PolicyEntry:
-    """The entry that the datapath finds."""
+    """Return the entry that the datapath finds."""
     protocol, number = packet
     ways = []
     for which in (identity, 0):
@@ -284,7 +284,7 @@ def world_of(
     *,
     may_leave_open: bool = True,
 ) -> tuple[RulePolicy, dict[Prefix, int]]:
-    """The specs in force, and the identities of the prefixes they name."""
+    """Return the specs in force, and the identities of their prefixes."""
     own = frozenset({NamedPodPort("web", TCP, WEB)})
     ports = fake(PodPorts, of=lambda pod: own)
     options = PolicyOptions(enable_ipv6=True, enable_non_default_deny_policies=may_leave_open)
@@ -306,7 +306,7 @@ def world_of(
 
 
 def identity_of(peer: int | str, prefixes: Mapping[Prefix, int]) -> int:
-    """The content of the ipcache."""
+    """Look up an address in the ipcache."""
     if isinstance(peer, int):
         return peer
     around = [one for one in prefixes if ip_address(peer) in one]

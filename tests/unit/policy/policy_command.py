@@ -1,4 +1,4 @@
-"""``hive policy`` over folders of manifests."""
+"""Runs ``hive policy`` over folders of manifests."""
 
 from __future__ import annotations
 

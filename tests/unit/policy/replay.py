@@ -1,4 +1,4 @@
-"""A recorded case of policy computation, run through this engine."""
+"""Replays a recorded case of policy computation on our engine."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ POLICIES: Final = ("NetworkPolicy", "CiliumNetworkPolicy", "CiliumClusterwideNet
 HTTP_PROXY_PORT: Final = 10001
 
 EVERYTHING: Final = PolicyOptions()
-"""With proxies for all protocols, and mutual authentication, as the recorded engine."""
+"""Settings of the recorded engine: proxies for all protocols, and mutual authentication."""
 
 Json = Any
 
 
 @cache
 def load(name: str) -> Json:
-    """A recording."""
+    """Load a recording."""
     return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def names() -> list[str]:
-    """Every recorded case."""
+    """Return the names of all recorded cases."""
     return sorted(path.stem for path in DATA.glob("*.json") if path.stem != "tables")
 
 
 class RecordedServices:
-    """The services of a case; only those without selector are of interest to rules."""
+    """The services of a case; rules use only those without selector."""
 
     def __init__(self) -> None:
         self.services: dict[tuple[str, str], Json] = {}
         self.slices: dict[tuple[str, str], Json] = {}
 
     def prefixes(self, reference: ServiceReference) -> Iterable[Prefix]:
-        """The addresses of the backends of the services meant."""
+        """Return the backend addresses of the selected services."""
         for (namespace, name), service in self.services.items():
             if service["spec"].get("selector") or not self._meant(reference, namespace, name, service):
                 continue
@@ -116,11 +116,11 @@ class Case:
 
     @property
     def unenforced(self) -> list[Unenforced]:
-        """What of the objects is in force otherwise than it is written."""
+        """Return the parts of the objects that are not enforced as written."""
         return [one for rule in self.repository.rules for one in rule.unenforced]
 
     def apply(self, object_: Json) -> PolicyError | None:
-        """Apply one object; why a policy is refused."""
+        """Apply one object; return why a policy is refused."""
         metadata = object_["metadata"]
         match object_["kind"]:
             case "CiliumCIDRGroup":
@@ -159,11 +159,11 @@ class Case:
                 self.repository.delete(RuleSource(kind, namespace, name))
 
     def add_identity(self, recorded: Json) -> None:
-        """Know an identity that comes later."""
+        """Add an identity."""
         self.cache.add_identity(recorded["id"], LabelSet.parse(recorded["labels"]))
 
     def policy(self, endpoint: Json, direction: Direction) -> DirectionPolicy:
-        """A direction of an endpoint's policy, for the identities known now."""
+        """Return one direction of an endpoint's policy, for the identities known now."""
         labels = self.cache.identities[endpoint["identity"]]
         resolved = self.repository.resolve(labels, direction)
         for filter_ in resolved.filters:
@@ -205,7 +205,7 @@ class Case:
         return Redirect(port, port, name)
 
     def entries(self, endpoint: Json) -> dict[tuple[Direction, Key], Entry]:
-        """The endpoint's whole map."""
+        """Return the endpoint's whole policy map."""
         return {
             (direction, key): entry
             for direction in DIRECTIONS
@@ -214,7 +214,7 @@ class Case:
 
 
 def recorded_entries(recorded: Iterable[Json]) -> dict[tuple[Direction, Key], Json]:
-    """Map entries of a recording by key."""
+    """Return the map entries of a recording by key."""
     return {
         (
             one["direction"],
@@ -228,7 +228,7 @@ def recorded_entries(recorded: Iterable[Json]) -> dict[tuple[Direction, Key], Js
 
 
 def by_identity(entries: Mapping[tuple[Direction, Key], Entry], direction: Direction) -> dict[int, Entries]:
-    """The entries of one direction, as the lookup takes them."""
+    """Return the entries of one direction in the form of the lookup."""
     found: dict[int, Entries] = {}
     for (way, key), entry in entries.items():
         if way == direction:

@@ -44,13 +44,13 @@ spec:
 
 @dataclass
 class FixedPort:
-    """DNSProxyPort."""
+    """A DNSProxyPort with a constant value."""
 
     port: int
 
 
 class Room:
-    """One endpoint, the cart, in a node with objects from a folder's files."""
+    """One endpoint, the cart, on a node with objects from a folder's files."""
 
     def __init__(self, hive: Hive, folder: Path, maps: FakeMaps, kernel: FakeIpcacheMap) -> None:
         self.hive, self.folder, self.maps, self.kernel = hive, folder, maps, kernel
@@ -73,7 +73,7 @@ class Room:
         self.policies.realize(self.cart, found.id, CART, ("shop", "cart"))
 
     async def regenerate(self) -> None:
-        """As the agent does: until cancelled."""
+        """Regenerate endpoints as the agent does, until cancelled."""
         async for changes in self.policies.outdated.changes():
             for row in (change.row for change in changes if change.row is not None):
                 self.regenerated.append(row.reason)
@@ -84,7 +84,7 @@ class Room:
         return dict(self.maps.maps[self.cart])
 
     def health(self, part: str) -> list[HealthStatus]:
-        """What a part of the module of policies reports."""
+        """Return the health report of a part of the policy module."""
         return [one for one in self._hive.health.snapshot() if one.module.endswith(f".{part}")]
 
     def write(self, text: str, name: str = "policy.yaml") -> None:
@@ -101,7 +101,7 @@ async def room(
     ipv6: bool = False,
     proxy: int = 0,
 ) -> AsyncIterator[Room]:
-    """``proxy`` is the port of a DNS proxy, 0 where there is none."""
+    """Start the node; ``proxy`` is the port of a DNS proxy, or 0 without one."""
     maps, kernel = FakeMaps(room=64 if proxy else 9), FakeIpcacheMap()
     state = TemporaryDirectory(prefix="state-")
     agent = AgentSettings(enable_ipv6=ipv6, state_dir=Path(state.name))

@@ -27,7 +27,7 @@ class FakeMaps:
     room: int = 9
     ids: int = 3
     batches: list[int] = field(default_factory=list)
-    """Maps of each call."""
+    """The number of maps in each call."""
 
     def acquire(self) -> int:
         number = len(self.maps) + 1
@@ -63,18 +63,18 @@ class FakeMaps:
 
 @dataclass
 class FakeRules:
-    """PolicyComputer with the same answer for all."""
+    """A PolicyComputer with one result for all endpoints."""
 
     revision: int = 1
     entries: PolicyEntries = field(default_factory=dict)
     conflict: str = ""
     known: list[int] = field(default_factory=list)
     following: list[EndpointPolicy] = field(default_factory=list)
-    """What changes for others by an identity."""
+    """Changes that an identity causes in other policies."""
     living: set[int] = field(default_factory=set)
     missing: str = ""
     behind: set[int] = field(default_factory=set)
-    """Endpoints with proxies that do not follow."""
+    """Endpoints with proxies that are not up to date."""
 
     def acknowledged(self, endpoint_id: int) -> bool:
         return endpoint_id not in self.behind

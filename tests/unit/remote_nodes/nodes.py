@@ -1,4 +1,4 @@
-"""Nodes of the cluster as rows."""
+"""Rows of the cluster's nodes."""
 
 from __future__ import annotations
 

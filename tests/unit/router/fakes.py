@@ -1,4 +1,4 @@
-"""The node's links as the router sees them, without a kernel."""
+"""The node's links as the router reads them, in memory."""
 
 from collections.abc import Iterable
 from ipaddress import ip_interface
@@ -11,7 +11,7 @@ from cells.netlink.rows import LinkInfo, RouteInfo
 
 
 def link(ifindex: int, name: str, peer: int) -> LinkInfo:
-    """One end of a pair that is as the router wants it."""
+    """Return one end of a pair in the router's desired state."""
     return LinkInfo(
         ifindex=ifindex,
         name=name,
@@ -32,7 +32,7 @@ HOST, NET = link(2, "cilium_host", 3), link(3, "cilium_net", 2)
 
 
 class FakeLinks:
-    """Keeps links and addresses; ``done`` lists the requests."""
+    """Links and addresses in memory; ``done`` lists the requests."""
 
     def __init__(self, *links: LinkInfo) -> None:
         self.found = {each.name: each for each in links}

@@ -51,13 +51,13 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 
 
 class FakeServiceMaps:
-    """Maps that may be full, and that others may write to."""
+    """Maps that may be full, and that other programs may write to."""
 
     def __init__(self) -> None:
         self.entries: dict[MapKey, bytes] = {}
         self.full = False
         self.room: int | None = None
-        """How many entries fit in all; None: any number."""
+        """The total number of entries that fit; None: unlimited."""
         self.broken = False
 
     async def dump(self) -> Entries:
@@ -85,7 +85,7 @@ class FakeServiceMaps:
         return {value for where, value in self.entries.items() if "_backends_" in where.map}
 
     def slots(self) -> int:
-        """How many backends slot 0 of the frontend names; -1 without the frontend."""
+        """Return the backend count in slot 0 of the frontend; -1 without the frontend."""
         master = self.entries.get(service_key(VIP, 0))
         return int.from_bytes(master[4:6], "little") if master is not None else -1
 
@@ -94,7 +94,7 @@ class FakeServiceMaps:
 async def agent(
     folder: Path | None, maps: FakeServiceMaps, operations: Sequence[Cell] = (), **settings: str
 ) -> AsyncIterator[Hive]:
-    """The services of a node with objects from a folder's files; None: without a source."""
+    """Run the services of a node with objects from a folder's files; None: without a source."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
     def needed(_: Table[FrontendKey, ServedFrontend]) -> None: ...

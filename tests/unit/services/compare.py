@@ -1,4 +1,4 @@
-"""Comparison of recorded load-balancing state with ours, whatever the numbers: every id by what it names."""
+"""Compares recorded load-balancing state with ours, with every id replaced by a name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = Any
 
 
 def split_key(map_name: str, text: str) -> tuple[Any, int | str | None]:
-    """A key's part that names something, and the rest: a slot, a backend, a range."""
+    """Split a key into its identifying part and the rest: a slot, a backend, a range."""
     key = bytes.fromhex(text)
     if map_name.endswith("_services_v2"):
         length = len(key) - 8
@@ -29,7 +29,7 @@ def split_key(map_name: str, text: str) -> tuple[Any, int | str | None]:
 
 
 class Names:
-    """What every id means, over all steps of one run of an agent."""
+    """The names of ids, over all steps of one run of an agent."""
 
     def __init__(self) -> None:
         self.frontends: dict[int, str] = {}
@@ -47,7 +47,7 @@ class Names:
 
 
 def canonical(state: Json, names: Names) -> dict[str, Any]:
-    """Frontends and maps with names in place of ids, without order."""
+    """Return frontends and maps with names in place of ids, sorted."""
     found: dict[str, Any] = {"frontends": {}, "maps": {}}
     for frontend in state["frontends"]:
         shown = {key: value for key, value in frontend.items() if key not in ("id", "backends")}
@@ -91,7 +91,7 @@ def _canonical_map(map_name: str, entries: dict[str, str], names: Names) -> dict
 
 
 def differences(recorded: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """What is not the same, as text."""
+    """Return the differences as text."""
     return [
         f"{part} {key}: recorded {theirs.get(key)!r}, ours {own[part].get(key)!r}"
         for part, theirs in recorded.items()

@@ -1,4 +1,4 @@
-"""The documented table of traffic policies."""
+"""Reads the documented table of traffic policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEAD = "| external | internal | outside |"
 
 
 def table() -> list[list[str]]:
-    """Its rows."""
+    """Return its rows."""
     lines = iter(PAGE.read_text(encoding="utf-8").splitlines())
     next(line for line in lines if line.startswith(HEAD))
     next(lines)

@@ -1,4 +1,4 @@
-"""A recorded run of Cilium's service control plane, through our catalogue and load balancer."""
+"""Replays a recorded run of Cilium's service control plane on our catalogue and load balancer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.recordings import recordings
 
 DATA: Final = recordings("services")
 SERVED_EARLY: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs", "NodePort"}
-"""Types of frontends that a service has before its slices are there."""
+"""Types of frontends that a service has before its slices arrive."""
 NUMBER: Final[dict[str, Callable[[str, str], bytes]]] = {
     "services_v2": lambda key, value: bytes.fromhex(value)[6:8],
     "reverse_nat": lambda key, value: bytes.fromhex(key),
@@ -60,7 +60,7 @@ Outcome = TypeVar("Outcome")
 
 
 def finished(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """What comes of work that waits for nothing."""
+    """Run a coroutine that never blocks; return its result."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -71,17 +71,17 @@ def finished(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 @cache
 def load(name: str) -> Json:
-    """A recording."""
+    """Load a recording."""
     return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def names(folder: str) -> list[str]:
-    """Every recording of a folder."""
+    """Return every recording of a folder."""
     return sorted(f"{folder}/{path.stem}" for path in (DATA / folder).glob("*.json"))
 
 
 def options_of(config: Json, *, protocols: bool = False) -> LoadBalancerOptions:
-    """The recorded options; the recorded tree could not distinguish protocols, which agents do by default."""
+    """Return the recorded options, without protocol differentiation, which the recorded tree lacked."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
     if "kube_proxy_replacement" in given:
@@ -94,7 +94,7 @@ def options_of(config: Json, *, protocols: bool = False) -> LoadBalancerOptions:
 
 
 class RecordedMaps:
-    """Maps as a recording has them, looked at after every single write."""
+    """Maps in a recording's form, checked after every write."""
 
     def __init__(self, entries: dict[str, dict[str, str]]) -> None:
         self.entries = entries
@@ -104,7 +104,7 @@ class RecordedMaps:
         return self.raw()
 
     def raw(self) -> Entries:
-        """As bytes."""
+        """Return the entries as bytes."""
         return {
             name: dict.fromkeys((int(key).to_bytes(2, "big") for key in entries), TABLE)
             if name.endswith("maglev")
@@ -129,10 +129,10 @@ class RecordedMaps:
 
 
 class Run:
-    """One run of an agent: events in, maps as they would be.
+    """One run of an agent: events in, map contents out.
 
-    As in an agent, nothing is written before the sources are known: what is recorded of the time until then
-    is the same as before.
+    As in an agent, nothing is written before the sources are synced: until then the recorded state does not
+    change.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Run:
         self._write()
 
     def _sync(self) -> None:
-        """This cluster's objects are listed, and the second time those of remote ones."""
+        """Mark this cluster's objects as listed, and the second time those of remote clusters."""
         if not self.synced:
             finished(self._target.observe())
             self.synced = True
@@ -213,7 +213,7 @@ class Run:
             self.catalog.refresh(name)
 
     def _export(self, op: str, object_: Json) -> None:
-        """A remote cluster's service, as its etcd has it; agents do not read those of their own cluster."""
+        """Apply a remote cluster's service as in its etcd; agents ignore their own cluster's."""
         cluster, namespace, name = object_["cluster"], object_["namespace"], object_["name"]
         if cluster == self._cluster:
             return
@@ -226,7 +226,7 @@ class Run:
         self.catalog.remote_changed(ServiceName(namespace, name))
 
     def _put(self, body: Json) -> Json:
-        """As the API takes it. A refused call changes nothing; upstream's 460 comes after the change."""
+        """Handle PUT as the API does. A refused call changes nothing; upstream's 460 follows the change."""
         asked = msgspec.convert(body, ServiceRequest)
         try:
             if asked.update_services:
@@ -303,14 +303,14 @@ class Run:
                     assert isinstance(each, IdsExhaustedError)
 
     def _unmarked(self, map_name: str, value: str) -> str:
-        """The value of a backend without the number of its protocol, which was not recorded."""
+        """Return a backend's value without the protocol number, which was not recorded."""
         if "backends_v3" not in map_name or not self.options.bpf_lb_proto_diff:
             return value
         at = 2 * (6 if "lb4" in map_name else 18)
         return f"{value[:at]}00{value[at + 2 :]}"
 
     def _looks_at(self, map_name: str) -> bool:
-        """Maps of a family or an algorithm that is switched off are left as they are."""
+        """Return whether a map is compared: those of a disabled family or algorithm are not."""
         if "lb6" in map_name and not self.options.enable_ipv6:
             return False
         return not map_name.endswith("maglev") or self.options.bpf_lb_algorithm == "maglev"
@@ -326,9 +326,9 @@ class Run:
         return {"status": answer.status, "body": body, "headers": dict(answer.headers)}
 
     def state(self) -> Json:
-        """What there is, in the form of a recording.
+        """Return the state in a recording's form.
 
-        Without services that have never had a slice: the recorded tree did not serve those, releases do.
+        It lacks services that have never had a slice: the recorded tree did not serve those, releases do.
         """
         served = self.served.all()
         early = {
@@ -394,7 +394,7 @@ def _shown_backend(backend: Backend, number: int) -> Json:
 
 
 def broken_pointers(maps: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Slots that name no backend, or are counted and not there; looked at after every write."""
+    """Return slots that name no backend or are missing; checked after every write."""
     for version in (4, 6):
         services = maps.get(f"cilium_lb{version}_services_v2", {})
         backends = {

@@ -1,4 +1,4 @@
-"""Runs the command of the framework."""
+"""Runs the framework's command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ main(heart(), version="1.0")
 
 @pytest.fixture
 def command(tmp_path: Path) -> Path:
-    """The command as users have it: an executable in the path."""
+    """Run the command as installed: an executable in PATH."""
     path = tmp_path / "bin" / "heart"
     path.parent.mkdir()
     path.write_text(MAIN.format(python=sys.executable, root=str(ROOT), tests=str(Path(__file__).parent)))

@@ -1,4 +1,4 @@
-"""Hooks that write down what they do, and do what a test gives them to do before."""
+"""Hooks that log their starts and stops, and first do what a test defines."""
 
 from collections.abc import Awaitable, Callable
 

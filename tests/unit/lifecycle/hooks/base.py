@@ -1,4 +1,4 @@
-"""A hook that those under test stand on, and what it did."""
+"""A hook on which the hooks under test depend, with a log of its starts and stops."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def fresh() -> None:
 
 
 class Base:
-    """What the hooks under test stand on: it must be stopped whatever happens above."""
+    """A dependency of the hooks under test: it must be stopped whatever happens to them."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         lifecycle.append(Hook("base", self.start, self.stop))

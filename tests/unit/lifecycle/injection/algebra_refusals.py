@@ -1,4 +1,4 @@
-"""Constructors that cannot be used, and those that only turn out so when they are called.
+"""Constructors that cannot be used, and some that prove unusable only when they are called.
 
 As algebra_cells.py: a function is a case, with a file of its name in golden/.
 """

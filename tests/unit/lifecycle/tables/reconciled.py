@@ -1,4 +1,4 @@
-"""A reconciler in virtual time, its table, and a fake of what it writes to."""
+"""A reconciler in virtual time, its table, and a fake of its target."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass
 class FakeTarget:
-    """A dict of rows that remembers its calls; `bad` keys fail, `kind` is the fault."""
+    """A dict of rows that records its calls; `bad` keys fail, `kind` is the fault."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class FakeTarget:
             raise BatchError(failures)
 
     def take_calls(self) -> list[str]:
-        """The calls since the last time: ``put a b``."""
+        """Return the calls since the last time: ``put a b``."""
         calls = [" ".join((name, *keys)) for name, keys in self.calls]
         self.calls.clear()
         return calls
@@ -74,7 +74,7 @@ class FakeTarget:
 
 @dataclass
 class World:
-    """A table, a target, a reconciler between them, in time that passes on request."""
+    """A table, a target and a reconciler between them, in virtual time."""
 
     table: Table[str, Row]
     target: FakeTarget

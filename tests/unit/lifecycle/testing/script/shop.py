@@ -1,4 +1,4 @@
-"""Something to write scripts about: orders are delivered, a minute later, and counted by customer."""
+"""An example for scripts: orders are delivered a minute later, and counted by customer."""
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address
