@@ -1,4 +1,4 @@
-"""The page of ``hive inspect --format html``: what a click, a search, a drag and a wheel show."""
+"""The page of ``hive inspect --format html``: clicks, search, drag and zoom."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The page of ``hive ui``: the map, the matrix and nodes, as a person reads them and by the keyboard."""
+"""The page of ``hive ui``: the map, the matrix and the nodes, with mouse and keyboard."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The API against its own document: whatever is asked is answered in one of the described ways.
+"""The API against its OpenAPI document: every response is a documented one.
 
-schemathesis makes the requests of each operation: its examples, the edges of what is allowed, what is not
-allowed, and some at random, the same ones in every run.
+schemathesis generates the requests of each operation: its examples, edge cases, invalid requests and random
+ones, the same in every run.
 """
 
 from __future__ import annotations

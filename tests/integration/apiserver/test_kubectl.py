@@ -1,4 +1,4 @@
-"""kubectl, as it is installed, works against the fake API server."""
+"""The installed kubectl works against the fake API server."""
 
 from __future__ import annotations
 

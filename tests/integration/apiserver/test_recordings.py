@@ -1,4 +1,4 @@
-"""The fake API server answers as a real API server did, exchange by exchange, but for its words."""
+"""The fake API server answers as a recorded real one, exchange by exchange, except for its words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gobgpd holds what is wanted of it, whatever it held before; what is wrong with it has one clear line."""
+"""gobgpd is reconciled to the desired state from any earlier state; each fault is one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DEL with the agent there, away, restarting or hung; a DEL without a namespace needs no privileges."""
+"""DEL while the agent is up, down, restarting or hung; a DEL without a namespace needs no privileges."""
 
 from __future__ import annotations
 

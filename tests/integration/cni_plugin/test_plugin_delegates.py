@@ -1,4 +1,4 @@
-"""The plugin calls the IPAM plugin that its configuration names; here a script stands for that one."""
+"""The plugin calls the IPAM plugin of its configuration, here a script."""
 
 from __future__ import annotations
 

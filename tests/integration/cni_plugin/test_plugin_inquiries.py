@@ -1,4 +1,4 @@
-"""The plugin's STATUS and GC against a stub agent; CHECK needs a namespace and is tried with the kernel."""
+"""The plugin's STATUS and GC against a stub agent; CHECK needs a namespace and is a kernel test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin by itself: environment, stdin, versions; texts and codes as recorded from client 1.17."""
+"""The plugin alone: environment, stdin, versions; texts and codes as recorded from client 1.17."""
 
 from __future__ import annotations
 

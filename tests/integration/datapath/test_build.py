@@ -1,4 +1,4 @@
-"""Compiling the eBPF objects: reproducible, distinguished by a tag, and clear about what is missing."""
+"""Compiling the eBPF objects: reproducible, identified by a tag, with clear errors for missing tools."""
 
 import hashlib
 import shutil

@@ -1,8 +1,8 @@
-"""The stack of the datapath's programs, as the strictest kernel counts it: 512 bytes for a chain of calls.
+"""The stack of the datapath's programs stays within the strictest kernel's 512 bytes per call chain.
 
 Kernels before 6.8 round each frame up to 32 bytes, later ones to 16 (check_max_stack_depth() of the
-verifier): what this machine's kernel loads another may refuse. Compilers make frames of different sizes, too:
-each that is here is tried.
+verifier), so this kernel may load what another rejects. Frames also differ by compiler: every installed one
+is tested.
 """
 
 import functools

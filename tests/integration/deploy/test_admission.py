@@ -1,4 +1,4 @@
-"""What agents may write: the chart's admission policies, evaluated as the API server does."""
+"""The chart's admission policies for writes of agents, evaluated as the API server does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart: Cilium's value names lead to Cilium's keys; what is not here is refused by name."""
+"""The chart maps Cilium's values to Cilium's keys, and rejects unsupported values by name."""
 
 from __future__ import annotations
 

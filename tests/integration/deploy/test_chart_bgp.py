@@ -1,4 +1,4 @@
-"""BGP in the chart: its settings, rights and the speaker in a pod of its own."""
+"""BGP in the chart: settings, RBAC rules and the speaker's own pod."""
 
 from __future__ import annotations
 

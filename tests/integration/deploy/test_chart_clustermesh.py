@@ -1,4 +1,4 @@
-"""Remote clusters as values: the Secret that agents follow, names of addresses, and what is refused."""
+"""Remote clusters as values: the Secret that agents watch, host aliases, and rejected values."""
 
 from __future__ import annotations
 

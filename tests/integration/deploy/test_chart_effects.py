@@ -1,4 +1,4 @@
-"""Each value of Cilium's chart changed alone: what follows is what follows there, or differs for a reason."""
+"""Each value of Cilium's chart changed alone has Cilium's effect, or differs for a listed reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envoy as a pod of its own: what the chart renders."""
+"""The chart renders Envoy as a separate pod."""
 
 from __future__ import annotations
 

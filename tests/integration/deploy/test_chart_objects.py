@@ -1,4 +1,4 @@
-"""What the chart renders beside the ConfigMap, place by place beside what Cilium's chart renders."""
+"""The chart's objects other than the ConfigMap, compared with Cilium's field by field."""
 
 from __future__ import annotations
 

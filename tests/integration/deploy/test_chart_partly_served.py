@@ -1,4 +1,4 @@
-"""Of sets of values that the chart refuses in part, the others have the effect that they have in Cilium's."""
+"""In value sets that the chart rejects in part, the other values have Cilium's effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rights that the chart gives, and the names of its objects, beside those of Cilium's chart."""
+"""The chart's RBAC rules and object names, compared with those of Cilium's chart."""
 
 from __future__ import annotations
 

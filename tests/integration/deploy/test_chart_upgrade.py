@@ -1,4 +1,4 @@
-"""An upgrade from the first chart there was: no object is renamed, nodes and services keep what they have."""
+"""An upgrade from the first chart renames no object; nodes and services do not lose settings."""
 
 from __future__ import annotations
 

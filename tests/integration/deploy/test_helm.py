@@ -1,4 +1,4 @@
-"""The chart at an API server: installed, upgraded, removed by Helm's own engine; the manifests by kubectl."""
+"""The chart is installed, upgraded and removed by Helm's engine; the manifests by kubectl."""
 
 from __future__ import annotations
 

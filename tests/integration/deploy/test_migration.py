@@ -1,4 +1,4 @@
-"""docs/operate/migrate-from-cilium.md: run where Cilium's chart is installed, and it prints what is shown."""
+"""docs/operate/migrate-from-cilium.md: its commands print the shown output on Cilium's chart."""
 
 from __future__ import annotations
 

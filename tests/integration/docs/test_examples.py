@@ -1,4 +1,4 @@
-"""The examples of the documentation: their own tests, run the way their first lines say."""
+"""The examples of the documentation: their own tests, run as their first lines say."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Pages with examples: every block is written or run, in order, and must print what it shows."""
+"""Documentation pages with examples: every block is written or run in order and prints what it shows."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, and asks no other server for anything."""
+"""The documentation site builds without a warning and requests nothing from other servers."""
 
 import os
 import re

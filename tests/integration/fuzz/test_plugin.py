@@ -1,6 +1,6 @@
-"""The plugin, whatever a runtime or an agent gives it: it ends at once, and reports one clear error.
+"""The plugin with arbitrary input of runtime and agent exits at once with one clear error.
 
-The same inputs go through a build with the address and undefined behaviour sanitizers, where gcc has them.
+The same inputs are run with the address and undefined behaviour sanitizers, if gcc has them.
 """
 
 from __future__ import annotations

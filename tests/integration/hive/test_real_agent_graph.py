@@ -1,4 +1,4 @@
-"""``hive inspect`` and ``hive agent`` on the agent as it is: unprivileged, one line for a mistake."""
+"""``hive inspect`` and ``hive agent`` on the real agent: unprivileged, one line per mistake."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""hive sysctlfix: the file, and systemd over a private message bus."""
+"""hive sysctlfix: its file, and systemd over a private message bus."""
 
 import socket
 import subprocess

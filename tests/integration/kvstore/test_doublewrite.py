@@ -1,4 +1,4 @@
-"""Identities in both stores, so that a cluster changes from one to the other while its pods run."""
+"""Identities in both stores, so that a cluster can migrate while its pods run."""
 
 from __future__ import annotations
 

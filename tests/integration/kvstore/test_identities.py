@@ -1,4 +1,4 @@
-"""Identities that nodes agree upon through etcd: the same number for the same labels on every node."""
+"""Identity allocation through etcd: the same number for the same labels on every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to remote clusters: lost, changed, removed at any time; what a starting agent waits for."""
+"""Connections to remote clusters: lost, changed, removed; and which of them a start waits for."""
 
 from __future__ import annotations
 

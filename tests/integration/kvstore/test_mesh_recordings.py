@@ -1,7 +1,7 @@
-"""Recordings of Cilium's reader of remote clusters, played to ours over a real etcd.
+"""Recordings of Cilium's remote cluster watchers, replayed on ours over a real etcd.
 
-Events of nodes, addresses and identities are compared by what they leave, as Cilium announces unchanged nodes
-again after each connection. What becomes of services is compared elsewhere.
+Events of nodes, addresses and identities are compared by the final state, since Cilium announces unchanged
+nodes again after each connection. Services are compared elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the operator does for the store: its heartbeat, its owner, and the end of unused numbers."""
+"""The operator's kvstore tasks: heartbeat, leader election, and GC of unused identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This node's pods in etcd: their addresses, and what becomes of keys that others delete or overwrite."""
+"""This node's pods in etcd: their addresses, and keys that others delete or overwrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: what is followed there, what is reported, and what becomes of both when etcd is away."""
+"""The kvstore client: watched and published keys, status, and both while etcd is down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cilium-dbg troubleshoot``: each step to a real etcd, and the reasons of those that fail."""
+"""``cilium-dbg troubleshoot``: each step against a real etcd, and the reasons of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""disable-endpoint-crd: with a kvstore pods are published there alone; without one it changes nothing."""
+"""disable-endpoint-crd publishes pods in the kvstore only; without one it has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The framework as a distribution of its own: built without a compiler, installed alone, and it runs."""
+"""The framework as a distribution: built without a compiler, installed alone and run."""
 
 import subprocess
 import sys

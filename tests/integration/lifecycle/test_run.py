@@ -1,4 +1,4 @@
-"""A hive as a process: signals, exit codes, what is on standard error; logging; what importing costs."""
+"""A hive as a process: signals, exit codes, standard error, logging, and the cost of imports."""
 
 import errno
 import io

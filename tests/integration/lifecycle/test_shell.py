@@ -1,4 +1,4 @@
-"""The shell of a hive's command: one command, many from a pipe, and at a terminal."""
+"""The shell of a hive's command: one command, several from a pipe, and a terminal."""
 
 import contextlib
 import os

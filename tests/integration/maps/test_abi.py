@@ -1,4 +1,4 @@
-"""Records and flags are those of the datapath: the compiler confirms it, and no flag is left out."""
+"""Map records and flags in Python match the C code, as the compiler confirms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An API server that goes away: probes show it, a leader continues for a while, and catches up later."""
+"""The operator while the API server is down: probes fail, a leader continues for a while, then catches up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BGP: nodes have the CiliumBGPNodeConfigs that Cilium's operator was recorded to give, and conditions."""
+"""The operator's CiliumBGPNodeConfigs and conditions equal those recorded of Cilium's."""
 
 from __future__ import annotations
 

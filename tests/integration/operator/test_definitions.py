@@ -1,4 +1,4 @@
-"""The definitions of custom resources are Cilium's, field by field; where ours differ is listed here."""
+"""The CRDs equal Cilium's, field by field, except for the differences listed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints in slices: each in one, none over the limit, none moved without need."""
+"""CiliumEndpointSlices: each endpoint is in one, none exceeds the limit, no needless moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option of Cilium's operator is known here: served, refused by name, or listed as without effect."""
+"""Every option of Cilium's operator is supported, rejected by name, or listed as without effect."""
 
 from __future__ import annotations
 

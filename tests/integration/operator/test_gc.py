@@ -1,4 +1,4 @@
-"""Deletes objects that are no longer needed go; those in use, and those that may be, stay."""
+"""Garbage collection deletes unused objects and leaves those that are or may be in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LB-IPAM: what a service has stays its own; what cannot be shared is not given twice."""
+"""LB-IPAM: a service retains its addresses, and one that cannot be shared is assigned once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operator leads and registers the custom resources; the others wait, and answer probes all the same."""
+"""One operator leads and registers the CRDs; the others wait and answer probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of pools: never one address for two nodes, whatever is asked for, given back, and done to pools."""
+"""Multi-pool ranges never overlap between nodes, whatever is requested, released or changed in pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node IPAM: services get the addresses of the nodes that may take their traffic."""
+"""Node IPAM: services get the addresses of the nodes that may receive their traffic."""
 
 from __future__ import annotations
 

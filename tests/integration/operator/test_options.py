@@ -1,4 +1,4 @@
-"""Options that cannot be are refused, in Cilium's words where it refuses them too."""
+"""Invalid options are rejected, in Cilium's words where Cilium rejects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of nodes: never one for two, whatever is adopted, released and asked for."""
+"""Pod CIDRs of nodes never overlap, whatever is adopted, released and requested."""
 
 from __future__ import annotations
 

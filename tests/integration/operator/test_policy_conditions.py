@@ -1,4 +1,4 @@
-"""Whether a policy is valid is shown in its status: by the operator, in Cilium's words, once."""
+"""The operator writes a policy's validity to its status once, in Cilium's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cilium's recorded scenarios, played to our operator: the objects must come out the same."""
+"""Cilium's recorded scenarios, replayed on our operator, result in the same objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator needs every right that its roles give, and no other."""
+"""The operator needs exactly the RBAC rules of its roles."""
 
 from __future__ import annotations
 

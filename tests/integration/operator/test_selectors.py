@@ -1,4 +1,4 @@
-"""Label selectors as text are read as Kubernetes reads them."""
+"""Label selectors are parsed as Kubernetes parses them."""
 
 from __future__ import annotations
 

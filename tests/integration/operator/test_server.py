@@ -1,4 +1,4 @@
-"""The operator's two ports answer as Cilium's do."""
+"""The operator's two ports respond as Cilium's do."""
 
 from __future__ import annotations
 

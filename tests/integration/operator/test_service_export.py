@@ -1,4 +1,4 @@
-"""Global services in the kvstore: what agents of other clusters read of this one."""
+"""Global services in the kvstore, as agents of other clusters read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real operator in a cluster from a seed: churn and failures in virtual time, each event checked."""
+"""A real operator in a seeded random cluster: churn and failures in virtual time, checked after each event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that run without an endpoint are started again; the recorded scenario without its wait."""
+"""Pods without an endpoint are restarted, as in the recorded scenario without its wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is written, fails or is cut short: no frontend names a backend that is missing, or another's."""
+"""After every write, failure or crash, no frontend names a missing or another frontend's backend."""
 
 from __future__ import annotations
 

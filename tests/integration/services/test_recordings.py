@@ -1,4 +1,4 @@
-"""Every recorded run of Cilium's service control plane: same frontends and same maps after each step."""
+"""Every recorded run of Cilium's service control plane yields the same frontends and maps at each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health endpoint of a node: it answers, comes back whatever is taken from it, and keeps its address."""
+"""The node's health endpoint: it responds, is recreated after any removal, and retains its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole agent on a node of its own: in order whatever siblings do, and clean whichever hook fails."""
+"""The whole agent on a node: ordered start in any order of siblings, clean stop after any failed hook."""
 
 from __future__ import annotations
 

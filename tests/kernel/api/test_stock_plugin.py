@@ -1,6 +1,6 @@
-"""A pod attached as an unmodified cilium-cni does it: REST only, over the real agent and the real kernel.
+"""A pod attached as by an unmodified cilium-cni: REST only, with the real agent and kernel.
 
-What that plugin does itself (the link up before PUT, addresses and routes in the pod) is done here.
+The plugin's own work (link up before PUT, addresses and routes in the pod) is done here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a router gets of an agent: resources in a folder at one end, FRR's routes at the other."""
+"""Routes that a router receives of an agent, from CRDs in a folder to FRR's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that mean no good: each costs its own session, and no other session, route or process."""
+"""A hostile BGP peer ends only its own session, and affects no other session, route or process."""
 
 from __future__ import annotations
 

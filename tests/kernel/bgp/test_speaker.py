@@ -1,4 +1,4 @@
-"""What routers get of a speaker: routes with attributes, and no session that ends without need."""
+"""Routes and attributes that routers receive of a speaker; no session is reset without need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods of both families with real links, also where the pod's namespace has IPv6 switched off."""
+"""Dual-stack pods with real links, also where IPv6 is disabled in the pod's namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recording of Cilium's plugin, replayed on ours: stdout, exit code, and the kernel afterwards."""
+"""Every recording of Cilium's plugin replayed on ours: stdout, exit code, and kernel state."""
 
 from __future__ import annotations
 

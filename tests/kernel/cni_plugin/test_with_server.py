@@ -1,4 +1,4 @@
-"""The real plugin, the real server and real links: what a pod gets, and that it all goes again."""
+"""The plugin, the server and real links: what ADD creates in a pod, and DEL removes."""
 
 from __future__ import annotations
 

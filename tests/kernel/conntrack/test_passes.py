@@ -1,4 +1,4 @@
-"""Passes over real conntrack maps, large ones too."""
+"""Garbage collection of real conntrack maps, large ones too."""
 
 import time
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the programs pass to each other by the mark and by conntrack when the host's stack is between them."""
+"""Mark and conntrack state passed between programs with the host's stack between them."""
 
 import pytest
 from scapy.packet import Packet

@@ -1,4 +1,4 @@
-"""A pod on a link of another plugin's: policy at both ends of its way, and no short cuts."""
+"""A pod on another plugin's link: policy at both ends, and no redirects past its path."""
 
 from __future__ import annotations
 

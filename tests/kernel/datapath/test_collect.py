@@ -1,4 +1,4 @@
-"""The programs that remove connections: what they take, what they leave, what they count."""
+"""The programs that delete conntrack entries: which they delete, skip and count."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is remembered of a flow: its entries, which packets are replies, and when it ends."""
+"""Conntrack: the entries of a flow, which packets are replies, and when entries expire."""
 
 from ipaddress import IPv4Address
 

@@ -1,4 +1,4 @@
-"""What leaves by a native device: to other nodes' pods by WireGuard; nothing in clear text in strict mode."""
+"""Packets to other nodes' pods leave native devices by WireGuard; in strict mode none in clear text."""
 
 from __future__ import annotations
 

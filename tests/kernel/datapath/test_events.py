@@ -1,4 +1,4 @@
-"""Events of the programs about packets: which events, when, and what is in them."""
+"""Events of the programs about packets: which, when, and their fields."""
 
 import pytest
 from scapy.layers.l2 import Ether

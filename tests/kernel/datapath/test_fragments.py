@@ -1,4 +1,4 @@
-"""Datagrams in fragments: later ones go where the first one went, in either family."""
+"""Later fragments follow the first one, in either family."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP

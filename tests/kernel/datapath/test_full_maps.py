@@ -1,4 +1,4 @@
-"""Maps of the datapath that are full: what is denied stays denied, and new flows find room."""
+"""With full maps, denied traffic stays denied, and new flows find room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One build after another on a node that keeps forwarding: the maps stay, the programs change."""
+"""Successive program generations on a forwarding node: the maps stay, the programs change."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What becomes of a packet the host sends to pods, and of one that reaches it."""
+"""Packets from the host to pods, and packets to the host."""
 
 import pytest
 from scapy.layers.inet import IP

@@ -1,4 +1,4 @@
-"""What the node itself may send and get, by the policy of its host endpoint."""
+"""The host endpoint's policy decides which packets the node may send and receive."""
 
 import struct
 from collections.abc import Iterator

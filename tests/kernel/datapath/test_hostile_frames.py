@@ -1,4 +1,4 @@
-"""Whatever comes by any way, pods and the node get what a plain model of policy allows, and nothing else."""
+"""Whatever frames arrive, pods and node receive exactly what a plain model of policy allows."""
 
 from __future__ import annotations
 

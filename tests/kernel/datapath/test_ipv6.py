@@ -1,4 +1,4 @@
-"""What only IPv6 has: neighbour discovery, extension headers, exceeded hop limits, errors of its own."""
+"""Features only of IPv6: neighbour discovery, extension headers, hop limit, ICMPv6 errors."""
 
 import pytest
 from scapy.layers.inet import TCP, UDP

@@ -1,4 +1,4 @@
-"""An upgrade that is killed between any two of its steps: traffic goes on, and the next start finishes it."""
+"""An upgrade killed between any two steps: traffic continues, and the next start completes it."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Programs of a node without some features treat the rest as ever, at half the verifier's work."""
+"""Programs compiled without some features treat other packets alike, at half the verifier's work."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Whatever is sent, the programs do the same as the plain model: to the packet, to memory, to the counts."""
+"""For random packets, programs and plain model agree on the packet, the maps and the counters."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final

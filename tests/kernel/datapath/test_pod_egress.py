@@ -1,4 +1,4 @@
-"""What becomes of a packet a pod sends, before anything remembers or decides: ARP, headers, sources, ways."""
+"""A pod's packet before conntrack and policy: ARP, header checks, source addresses, routing."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Whether a packet may pass: identities, specificity, deny, and what is counted."""
+"""Policy decisions: identities, specificity, deny, and counters."""
 
 import struct
 

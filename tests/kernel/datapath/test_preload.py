@@ -1,4 +1,4 @@
-"""A new node's maps and programs are loaded before the start, which uses those that it would load itself."""
+"""A new node's maps and programs are loaded before the start and then used by it."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

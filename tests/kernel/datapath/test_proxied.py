@@ -1,4 +1,4 @@
-"""Connections that policy gives to a proxy: nothing passes without it, unless policy allows it."""
+"""Connections that policy redirects to a proxy pass only through it, unless policy allows them."""
 
 from dataclasses import replace
 

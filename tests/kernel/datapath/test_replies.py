@@ -1,4 +1,4 @@
-"""Replies pass while policy allows the flow that they belong to, as it began, and no longer."""
+"""Replies pass while policy allows their flow in its original direction, and no longer."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP

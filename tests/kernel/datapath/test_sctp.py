@@ -1,4 +1,4 @@
-"""SCTP, which enable-sctp lets in."""
+"""SCTP, allowed by enable-sctp."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The source address of a packet: nothing is done or remembered for an address that is not the pod's."""
+"""Source address checks: a packet with an address not the pod's is dropped and leaves no state."""
 
 import struct
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""Flows that the host's stack translates between pods: Services of kube-proxy, host ports of portmap.
+"""Flows that the host's stack translates between pods: kube-proxy's Services, portmap's host ports.
 
-The answers go back through the stack, which puts the address in place that the client has asked for; flows
-that no rule touches stay on the short cut.
+Replies go back through the stack, which restores the requested address; flows without translation are
+redirected directly.
 """
 
 import json

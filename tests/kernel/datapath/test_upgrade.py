@@ -1,4 +1,4 @@
-"""A start with other maps than those pinned, under traffic: nothing is lost, whatever becomes of it."""
+"""A start that replaces pinned maps by others loses no traffic, also if it fails."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Verdicts are remembered, and forgotten the moment they may be wrong."""
+"""The verdict cache: verdicts are cached, and invalidated before they can be wrong."""
 
 import time
 from collections.abc import Callable

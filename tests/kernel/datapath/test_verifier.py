@@ -1,4 +1,4 @@
-"""How much of the verifier's patience the programs take."""
+"""The number of instructions that the verifier processes for the programs."""
 
 import os
 

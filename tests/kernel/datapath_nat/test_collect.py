@@ -1,4 +1,4 @@
-"""Translations end with the flows that conntrack has forgotten."""
+"""NAT entries are deleted with the conntrack entries of their flows."""
 
 from types import SimpleNamespace
 from typing import Any

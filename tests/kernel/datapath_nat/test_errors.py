@@ -1,4 +1,4 @@
-"""ICMP errors about translated flows, of every protocol and both families, both ways, whole or cut off."""
+"""ICMP errors about translated flows: every protocol, both families and directions, truncated too."""
 
 from __future__ import annotations
 

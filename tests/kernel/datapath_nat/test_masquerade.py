@@ -1,4 +1,4 @@
-"""Packets of pods leave with the node's address, and answers find back: held to a plain model."""
+"""Masquerading and its replies, compared with a plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever clients outside and backends do, each connection is served as by a plain model."""
+"""Node port connections under random events of clients and backends, against a plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ARP for addresses of services that the node announces, by the device it is asked by."""
+"""ARP replies for announced service addresses, by the device that receives the request."""
 
 from __future__ import annotations
 

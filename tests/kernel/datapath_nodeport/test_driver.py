@@ -1,4 +1,4 @@
-"""What the program in a device's driver does alone, and what it leaves to the tc program."""
+"""Packets that the XDP program handles itself, and those it leaves to the tc program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients outside that a service does not serve, with whatever packets they make, and floods of clients."""
+"""Clients outside that a service rejects, with arbitrary packets, and floods of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On devices without Ethernet headers packets fare as on others."""
+"""Devices without Ethernet headers handle packets as others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a native device brings from an address of this node, its pods or loopback's is forged, mostly."""
+"""Packets from native devices with a source of this node, its pods or loopback, most of them forged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maglev: every node sends a client's connection to the same backend, as the tables and the hash say."""
+"""Maglev: every node selects the same backend for a client's connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients outside: who may connect, which errors reach which side, and direct answers of backends."""
+"""Clients outside: allowed connections, ICMP errors to either side, and DSR replies of backends."""
 
 from __future__ import annotations
 

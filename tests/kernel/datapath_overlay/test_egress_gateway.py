@@ -1,4 +1,4 @@
-"""What pods send out of the cluster by a gateway: on the pod's node, on the gateway, and on the way back."""
+"""Egress gateway traffic: on the pod's node, on the gateway, and its replies."""
 
 from __future__ import annotations
 

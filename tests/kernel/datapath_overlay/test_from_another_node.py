@@ -1,4 +1,4 @@
-"""What comes out of the tunnel: which senders are believed, and which destinations are served."""
+"""Packets from the tunnel: accepted sources and served destinations."""
 
 from __future__ import annotations
 

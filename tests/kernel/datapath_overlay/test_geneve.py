@@ -1,7 +1,7 @@
-"""The tunnel as Geneve (RFC 8926): what programs ask of the kernel's device, and take from it, as packets.
+"""The tunnel as Geneve (RFC 8926): tunnel keys that programs set and read, as packets.
 
-The device is a double, since kernels may have none: it puts frames into packets, and takes them out, as the
-kernel does by the tunnel key that comes with each.
+The device is a fake, as the kernel may lack one: it encapsulates and decapsulates frames as the kernel does
+by each packet's tunnel key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pods and native devices pass each other packets; what only the host's stack can do it still does."""
+"""Redirects between pods and native devices, and cases that need the host's stack."""
 
 from __future__ import annotations
 

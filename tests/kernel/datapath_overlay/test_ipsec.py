@@ -1,4 +1,4 @@
-"""What is marked for the kernel to encrypt with IPsec, from every sender in a pod's name."""
+"""Packets of each local sender that are marked for IPsec encryption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the tunnel, with which identity, and to which node."""
+"""Packets into the tunnel: their identity and their node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our programs against what Cilium's did with the same maps and packets."""
+"""Our programs compared with recordings of Cilium's on the same maps and packets."""
 
 from __future__ import annotations
 

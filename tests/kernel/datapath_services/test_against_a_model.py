@@ -1,4 +1,4 @@
-"""Whatever clients and backends do, each connection is served as by the plain model."""
+"""Service connections under random events of clients and backends, against a plain model."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,4 +1,4 @@
-"""Services on real links: segments the kernel leaves to the device to cut and to sum up."""
+"""Services on real links: segmentation and checksum offloads."""
 
 import socket
 import threading

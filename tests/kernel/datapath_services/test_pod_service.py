@@ -1,4 +1,4 @@
-"""Pods reach services: which backend serves them, and that its answers come from the service."""
+"""Services for pods: backend selection, and replies from the service's address."""
 
 from collections import Counter
 from collections.abc import Iterator

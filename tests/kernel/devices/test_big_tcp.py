@@ -1,4 +1,4 @@
-"""BIG TCP on the node's devices: limits that all of them take, and 64 KiB again where it is off."""
+"""BIG TCP on the node's devices: limits that all of them support, and 64 KiB when it is disabled."""
 
 from __future__ import annotations
 

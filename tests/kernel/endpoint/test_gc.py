@@ -1,4 +1,4 @@
-"""A pod is removed with all it had when its namespace ends without a DEL; all others stay."""
+"""An endpoint is removed when its namespace ends without a DEL; all others stay."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

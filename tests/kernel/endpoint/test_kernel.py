@@ -1,4 +1,4 @@
-"""Endpoints in the kernel's own maps, on links that exist."""
+"""Endpoints in real maps and on real links."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What another program takes from an endpoint in the kernel comes back while the agent runs."""
+"""Kernel state of an endpoint that another program removes is restored while the agent runs."""
 
 import os
 from collections.abc import AsyncIterator, Callable

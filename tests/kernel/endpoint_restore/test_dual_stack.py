@@ -1,4 +1,4 @@
-"""Endpoints of two families over a restart, and endpoints with unreadable state."""
+"""Restore of dual-stack endpoints, and of endpoints with unreadable state."""
 
 import struct
 from functools import partial

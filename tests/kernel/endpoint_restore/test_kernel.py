@@ -1,4 +1,4 @@
-"""Agents that die and come back, over the same pins, links and state."""
+"""Agents that die and restart with the same pins, links and state."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Pods talk on while the agent is away and while it comes back."""
+"""Pods continue to communicate while the agent is down and while it restarts."""
 
 import os
 import socket

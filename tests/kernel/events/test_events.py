@@ -1,4 +1,4 @@
-"""Events on their way from an eBPF program to a subscriber, through the real buffers of the kernel."""
+"""Events from an eBPF program to a subscriber through real ring or perf buffers."""
 
 import errno
 import os

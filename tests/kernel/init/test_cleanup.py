@@ -1,4 +1,4 @@
-"""hive cleanup on a node: what was the agent's goes, what is others' stays."""
+"""hive cleanup on a node removes the agent's state and nothing else."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""hive mount-cgroup and hive mount-bpffs: once, again, over something else, and for the node outside."""
+"""hive mount-cgroup and hive mount-bpffs: once, repeated, over another mount, for the node."""
 
 import os
 from pathlib import Path

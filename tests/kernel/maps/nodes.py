@@ -34,7 +34,7 @@ class Node:
 
 
 def use(maps: Maps, _: PolicyMaps) -> None:
-    """Return cells that need every map and the pool."""
+    """Depend on every map and on the pool."""
     every_map(maps)
 
 

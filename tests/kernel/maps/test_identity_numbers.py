@@ -1,4 +1,4 @@
-"""Numbers that an earlier agent left in maps of the kernel, and had not saved: no other labels get them."""
+"""Unsaved identity numbers of an earlier agent in kernel maps are not reused for other labels."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

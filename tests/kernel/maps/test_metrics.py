@@ -1,4 +1,4 @@
-"""Maps in a kernel as metrics: what was done, how full they are, what the system has loaded."""
+"""Metrics of kernel maps: operations, pressure, loaded objects of the system."""
 
 from __future__ import annotations
 

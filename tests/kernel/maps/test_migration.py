@@ -1,4 +1,4 @@
-"""Pinned maps of other sizes and layouts: what becomes of their entries."""
+"""Pinned maps of other sizes and layouts: migration of their entries."""
 
 import struct
 import time

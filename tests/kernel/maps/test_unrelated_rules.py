@@ -1,4 +1,4 @@
-"""Rules that change for others, as often as they may, disturb no flow of an endpoint they do not concern."""
+"""Frequent changes of unrelated rules disturb no flow of an endpoint."""
 
 from __future__ import annotations
 

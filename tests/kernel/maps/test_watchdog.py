@@ -1,4 +1,4 @@
-"""Pins and policy maps that another program removes come back while the agent runs."""
+"""Pins and policy maps that another program removes are restored while the agent runs."""
 
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""Every metric of an agent in a kernel: documented, well-formed, and read back by Prometheus's parser."""
+"""Every metric of an agent with a kernel: documented, well-formed, parsed by Prometheus's parser."""
 
 from __future__ import annotations
 

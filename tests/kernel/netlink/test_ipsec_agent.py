@@ -1,4 +1,4 @@
-"""IPsec's cells on a node: what they make of nodes and keys in the kernel, and what becomes of it."""
+"""IPsec's cells on a node: the kernel state that they create of nodes and keys, and its removal."""
 
 from __future__ import annotations
 

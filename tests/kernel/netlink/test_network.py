@@ -1,4 +1,4 @@
-"""Packets with a mark are delivered to the node itself; pyroute2 is loaded late."""
+"""Marked packets are delivered to the node itself; pyroute2 is imported late."""
 
 import socket
 import subprocess

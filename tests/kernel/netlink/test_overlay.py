@@ -1,4 +1,4 @@
-"""The tunnel's device in a real namespace, as packed messages make, find and change it."""
+"""The tunnel's device in a real namespace: packed messages create, find and change it."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""XFRM's messages: policies in the kernel, states as iproute2 reads them; a kernel without ESP."""
+"""XFRM messages: policies in the kernel, states as iproute2 prints them; a kernel without ESP."""
 
 import errno
 import io

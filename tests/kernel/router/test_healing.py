@@ -1,4 +1,4 @@
-"""What is removed from the router comes back: at once while the agent runs, else with the next start."""
+"""Removed parts of the router are restored: at once while the agent runs, else at the next start."""
 
 import os
 from collections.abc import Callable

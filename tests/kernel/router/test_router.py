@@ -1,4 +1,4 @@
-"""The router in a real node: made once, and not felt when the agent comes back."""
+"""The router on a real node: created once, without disruption at a restart."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Whatever services there are, each socket is sent to the backend of the plain model."""
+"""Socket load balancing with random services, against a plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hive bpf lb list`` shows services as the maps have them."""
+"""``hive bpf lb list`` shows the services in the maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes see that connect to services: the service, whichever backend answers."""
+"""Processes that connect to services see the service's address, whichever backend responds."""
 
 from __future__ import annotations
 

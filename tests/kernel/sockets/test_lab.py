@@ -1,4 +1,4 @@
-"""A lab node with socket load balancing has a control group of its own, which goes with it."""
+"""A lab node with socket load balancing has its own cgroup, which is removed with it."""
 
 import os
 

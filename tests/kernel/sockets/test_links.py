@@ -1,4 +1,4 @@
-"""Programs at sockets outlive the agent, are replaced in place, come back when taken, go when off."""
+"""Links of socket programs survive the agent, are replaced in place, restored, and removed when disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets of the DNS proxy: the mark of those that ask in a pod's name, and the size of buffers."""
+"""Sockets of the DNS proxy: marks of those that query for a pod, and buffer sizes."""
 
 from __future__ import annotations
 

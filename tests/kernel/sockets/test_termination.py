@@ -1,4 +1,4 @@
-"""Sockets to a removed backend end; those of others, however alike, do not."""
+"""Sockets to a removed backend are terminated, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listeners see which backend a socket was sent to, and the address that it saw the answer from."""
+"""Trace events of sockets: the selected backend, and the address that replies come from."""
 
 from __future__ import annotations
 
