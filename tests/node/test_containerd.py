@@ -1,4 +1,4 @@
-"""A real runtime: containerd brings pods up and down through our plugin, as a kubelet would ask it to."""
+"""containerd creates and removes pods through our plugin, as a kubelet requests it."""
 
 from __future__ import annotations
 

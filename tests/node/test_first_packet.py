@@ -1,4 +1,4 @@
-"""A pod is on the network the moment it has its address: what it sends first is not lost."""
+"""A pod's first packet is not lost: the network works once the pod has its address."""
 
 from __future__ import annotations
 

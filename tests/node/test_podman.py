@@ -1,4 +1,4 @@
-"""Containers that a person starts and ends, without a kubelet: our network by its name.
+"""Containers started and stopped without a kubelet, attached to our network by its name.
 
 By podman with its CNI backend in Debian 12; from Debian 13 on, where podman has none, by ctr of containerd.
 """

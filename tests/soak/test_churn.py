@@ -1,4 +1,4 @@
-"""Pods that come and go a hundred thousand times leave the agent as it was; SOAK_CHURN is another number."""
+"""After a hundred thousand pods (or SOAK_CHURN), created and deleted, the agent is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the source of objects, while pods talk to each other: they must not notice."""
+"""Failures of the object source while pods communicate, which must not be disturbed."""
 
 from __future__ import annotations
 

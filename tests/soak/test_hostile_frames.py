@@ -1,4 +1,4 @@
-"""An attacker's frames to two nodes with a tunnel: from a pod, from outside, and in forged packets of it."""
+"""An attacker's frames to two nodes with a tunnel: from a pod, from outside, and as forged tunnel packets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pods with labels of their own that come and go faster than identities expire do not use up all numbers.
+"""Pods with unique labels that churn faster than identities expire do not exhaust the numbers.
 
-Half an hour in a simulated clock: the collector's passes, over tables, with a server that answers at once.
+Half an hour of simulated time: the collector's passes over tables, with a server that responds at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two builds of the image, one after the other, in folders of their own."""
+"""Two successive builds of the image in separate folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first section of docs/operate/install.md: the images are built by its commands, and about as large."""
+"""The first section of docs/operate/install.md: its commands build the images, in about the shown sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many rules and many identities: real policy maps stay what would be computed from nothing."""
+"""With many rules and identities, real policy maps equal those computed from scratch."""
 
 from __future__ import annotations
 

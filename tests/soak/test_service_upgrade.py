@@ -1,4 +1,4 @@
-"""Clients of a service, outside and in pods, while agents of two builds take turns: no request fails."""
+"""Clients of a service, outside and in pods, while agents of two builds alternate: no request fails."""
 
 from __future__ import annotations
 

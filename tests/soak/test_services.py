@@ -1,4 +1,4 @@
-"""Ten thousand services that come and go leave the agent as it was; SOAK_SERVICES is another number."""
+"""After ten thousand services (or SOAK_SERVICES), created and deleted, the agent is unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real agent and a real operator in a cluster as large as they get, through change and failures.
+"""A real agent and operator in a cluster of maximum size, through changes and failures.
 
-After each event the agent's maps are compared with a plain model, and what the operator wrote and deleted
-with what it must and may. The operator's time is virtual: it passes hours.
+After each event the agent's maps are compared with a plain model, and the operator's writes and deletions
+with those required and allowed. The operator runs in virtual time, for hours.
 """
 
 from __future__ import annotations

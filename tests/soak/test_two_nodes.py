@@ -1,6 +1,6 @@
-"""Two nodes joined by a tunnel and etcd, with traffic both ways that is counted, through many troubles.
+"""Two nodes joined by a tunnel and etcd, with counted traffic both ways, through many failures.
 
-What can survive is not lost; what is removed comes back; health shows the fault until then.
+Survivable faults lose no packets; removed state is restored; health shows the fault until then.
 """
 
 from __future__ import annotations

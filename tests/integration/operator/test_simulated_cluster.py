@@ -1,4 +1,4 @@
-"""A real operator in a seeded random cluster: churn and failures in virtual time, checked after each event."""
+"""A real operator in a seeded random cluster: churn and failures in virtual time, each event checked."""
 
 from __future__ import annotations
 

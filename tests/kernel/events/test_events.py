@@ -1,4 +1,4 @@
-"""Events from an eBPF program to a subscriber through real ring or perf buffers."""
+"""Events from an eBPF program to a subscriber, through the kernel's real buffers."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Clients outside are served in the driver of the device they come by."""
+"""Clients outside are served by XDP in the driver of the receiving device."""
 
 from __future__ import annotations
 

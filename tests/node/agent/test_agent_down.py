@@ -1,4 +1,4 @@
-"""While no agent is there: an ADD waits for one, then fails with that reason; a DEL is queued."""
+"""While the agent is down, an ADD waits and then fails with that reason; a DEL is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``type: LoadBalancer`` on a bare node: the operator gives an address, the node answers for it."""
+"""``type: LoadBalancer`` on a bare node: the operator assigns an address, the node announces it."""
 
 from __future__ import annotations
 

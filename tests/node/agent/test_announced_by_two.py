@@ -1,4 +1,4 @@
-"""``type: LoadBalancer`` on two bare nodes: one answers for its address, the other after it has ended."""
+"""``type: LoadBalancer`` on two bare nodes: one announces the address, the other after its failure."""
 
 from __future__ import annotations
 

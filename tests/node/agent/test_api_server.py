@@ -1,4 +1,4 @@
-"""An agent with an API server that comes late, goes, and forgets everything."""
+"""An agent with an API server that starts late, stops, and loses all its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BIG TCP: packets above 64 KiB pass between pods, the node and clients outside, whole and translated."""
+"""BIG TCP: packets above 64 KiB between pods, the node and clients outside, with and without NAT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many pods at once, more than there are policy maps ready: each gets its own, and all of it goes again."""
+"""More simultaneous pods than prepared policy maps: each gets its own, and all are removed."""
 
 from __future__ import annotations
 

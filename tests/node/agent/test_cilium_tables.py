@@ -1,4 +1,4 @@
-"""``cilium-dbg statedb`` shows the node's devices, routes, addresses and kernel settings as they are."""
+"""``cilium-dbg statedb`` shows the node's real devices, routes, addresses and kernel settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hive cleanup`` while pods send: what policy denies does not get out, and the node itself goes on."""
+"""``hive cleanup`` while pods send: denied traffic stays blocked, and the node remains connected."""
 
 from __future__ import annotations
 

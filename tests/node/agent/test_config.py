@@ -1,4 +1,4 @@
-"""A real agent under a ConfigMap of Cilium's chart: copied by build-config, mounted, edited while it runs."""
+"""A real agent with a ConfigMap of Cilium's chart: copied by build-config, mounted, edited at runtime."""
 
 from __future__ import annotations
 

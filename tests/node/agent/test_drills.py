@@ -1,4 +1,4 @@
-"""What happens to a node while no agent looks: links cut, state broken, its range moved."""
+"""Changes to a node while its agent is down: links cut, state corrupted, its range moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of services that answer directly (DSR): the errors they get when the path MTU is too small."""
+"""Clients of DSR services: the ICMP errors that they receive when the path MTU is too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent with unusual paths: the plugin finds it by the CNI configuration that the agent writes."""
+"""An agent with unusual paths: the plugin finds it through the agent's CNI configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps of services, identities and policies that are full: who is served stays served, and it is reported."""
+"""Full maps of services, identities and policies: existing entries still work, and it is reported."""
 
 from __future__ import annotations
 

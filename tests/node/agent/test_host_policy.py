@@ -1,4 +1,4 @@
-"""The node itself does what policies with a nodeSelector allow: over a restart, and as its labels change."""
+"""Host policy by nodeSelector: enforced over a restart, and updated with the node's labels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An attacker's frames, to a running node: from a pod, from outside, from another runtime's bridge.
+"""An attacker's frames to a running node: from a pod, from outside, from another runtime's bridge.
 
-Pods and the node get all that policy allows, as a plain model has it, and no more. ``make soak`` sends more.
+Pods and the node receive exactly what a plain model of policy allows. ``make soak`` sends more.
 """
 
 from __future__ import annotations

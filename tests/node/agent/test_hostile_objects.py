@@ -1,4 +1,4 @@
-"""CiliumNodes and CiliumEndpoints that claim what is not theirs, before a running agent and its kernel."""
+"""CiliumNodes and CiliumEndpoints with forged claims, against a running agent and its kernel."""
 
 from __future__ import annotations
 

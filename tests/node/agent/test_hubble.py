@@ -1,4 +1,4 @@
-"""Hubble of a real agent: what pods sent, with names and reasons, by its socket and by mutual TLS."""
+"""Hubble of a real agent: pods' flows with names and reasons, by its socket and by mutual TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CHECK, STATUS, GC and chosen MAC addresses with a real agent: what is reported exists."""
+"""CHECK, STATUS, GC and chosen MAC addresses with a real agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent killed with -9 at any moment: whatever it did, the next one finds whole endpoints or none."""
+"""The agent killed with SIGKILL at any moment: the next one finds complete endpoints or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of kube-proxy on a node that serves clients outside: reported, and left as they are."""
+"""kube-proxy's rules on a node that serves clients outside: reported, and not changed."""
 
 from __future__ import annotations
 

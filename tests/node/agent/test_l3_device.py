@@ -1,4 +1,4 @@
-"""A device without Ethernet headers: pods leave by it, and clients outside come by it."""
+"""A device without Ethernet headers: traffic of pods and of clients outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods reach a server behind the node, which knows the node alone."""
+"""Pods reach a server outside, which sees the node's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is masqueraded follows devices, their addresses and ip-masq-agent's file while pods talk."""
+"""Masquerading follows changes of devices, addresses and ip-masq-agent's file under traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a real agent: what pods do shows, bad settings are one line, nothing listens unless asked."""
+"""Metrics of a real agent: pods' traffic, one line for bad settings, no listener unless configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor socket of a real agent: packets of pods, seen while they are sent."""
+"""The monitor socket of a real agent: pods' packets as they are sent."""
 
 from __future__ import annotations
 

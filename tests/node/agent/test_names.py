@@ -1,4 +1,4 @@
-"""Rules that speak of names: what pods may ask for, and where they may go for having asked."""
+"""toFQDNs rules: the names that pods may query, and the addresses that they may then connect to."""
 
 from __future__ import annotations
 

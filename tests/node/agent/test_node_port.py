@@ -1,4 +1,4 @@
-"""Clients outside ask services at the node's addresses, and nothing but the agent serves them."""
+"""Clients outside connect to services at the node's addresses, served by the agent alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DNS servers that are slow, that lie, that say too much, or nothing that can be read."""
+"""DNS servers that are slow, lie, or send oversized or unreadable responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runtime may ask for wrongly: plugin and agent answer with one error, and nothing is made."""
+"""Invalid requests of a runtime: plugin and agent return one error, and create nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy is asked for every packet: a change cuts an open connection, an entry that allows it restores it."""
+"""Policy applies to every packet: a change cuts an open connection, and allowing it restores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies while the API server is away: what is open stays open, what is closed stays closed."""
+"""Policies stay in force while the API server is down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods with addresses of the pools they choose, from a folder with the node's CiliumNode."""
+"""Pods with addresses of selected pools, from a folder with the node's CiliumNode."""
 
 from __future__ import annotations
 

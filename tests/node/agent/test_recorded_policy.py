@@ -1,4 +1,4 @@
-"""A running agent's answers about policies and names, beside those recorded of Cilium's agent."""
+"""A running agent's responses about policies and names, compared with recordings of Cilium's agent."""
 
 from __future__ import annotations
 

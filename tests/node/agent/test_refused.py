@@ -1,4 +1,4 @@
-"""Services without endpoints refuse their clients, wherever these are and by whatever address they ask."""
+"""Services without endpoints refuse connections from every client, at every address."""
 
 from __future__ import annotations
 

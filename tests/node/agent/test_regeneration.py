@@ -1,4 +1,4 @@
-"""One endpoint changed while its pod runs: its identity follows in the kernel; what fails is tried again."""
+"""Regeneration of a running pod's endpoint: its identity changes in the kernel; failures are retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that speak of HTTP: Envoy lets through what they allow, and nothing else."""
+"""HTTP rules: Envoy passes the requests that they allow, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that speak of HTTP, and the world outside the node: who asks stays who asks."""
+"""HTTP rules for traffic from and to the outside: client addresses are preserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An address that another pod gets at once: it has the new pod's identity, and the flows of neither."""
+"""A pod that reuses an address at once has its own identity and none of the earlier flows."""
 
 from __future__ import annotations
 

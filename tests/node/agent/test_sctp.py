@@ -1,4 +1,4 @@
-"""SCTP through services and out of the node, as real packets: the kernel itself need not speak it."""
+"""SCTP through services and out of the node, as real packets: the kernel may lack SCTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services of a folder of manifests, as pods reach them and as clients of the agent see them."""
+"""Services of a folder of manifests, as pods reach them and as the agent's clients see them."""
 
 from __future__ import annotations
 

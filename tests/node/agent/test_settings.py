@@ -1,4 +1,4 @@
-"""Wrong settings: a line for each, exit code 2, and the node is as it was."""
+"""Wrong settings: one line each, exit code 2, and no change of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent and an operator in a cluster that changes all the time: each event is checked."""
+"""A real agent and operator in a constantly changing cluster: each event is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM whenever it comes: an ordered end, pods that go on talking, a next agent that changes nothing."""
+"""SIGTERM at any time: an orderly stop, uninterrupted traffic, and a next agent that changes nothing."""
 
 from __future__ import annotations
 

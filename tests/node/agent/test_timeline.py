@@ -1,6 +1,6 @@
-"""The agent's start as seen from outside: files, sockets and ports, in the documented order.
+"""The agent's start from outside: files, sockets and ports appear in the documented order.
 
-What the API answers while the daemon starts is in tests/unit/api/test_gate.py, the order of the hooks in
+The API's responses during the start are tested in tests/unit/api/test_gate.py, the order of hooks in
 tests/unit/agent and tests/kernel/agent.
 """
 

@@ -1,4 +1,4 @@
-"""The table of docs/operate/without-kube-proxy.md, by connections: traffic policies and who answers."""
+"""The traffic policy table of docs/operate/without-kube-proxy.md, checked by real connections."""
 
 from __future__ import annotations
 

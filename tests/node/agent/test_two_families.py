@@ -1,4 +1,4 @@
-"""Pods with IPv6 beside IPv4, and with IPv6 alone, on a node with a real agent."""
+"""Dual-stack and IPv6-only pods on a node with a real agent."""
 
 from __future__ import annotations
 

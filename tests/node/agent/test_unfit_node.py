@@ -1,4 +1,4 @@
-"""A node the agent cannot work on: one line with the reason and what to do, and nothing left half done."""
+"""A node that the agent cannot run on: one line with reason and advice, and no partial state."""
 
 from __future__ import annotations
 

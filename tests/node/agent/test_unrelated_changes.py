@@ -1,4 +1,4 @@
-"""A rule that changes all the time disturbs no flow that it does not select, even of the same pods."""
+"""A constantly changing rule disturbs no flow that it does not select, even of the same pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another datapath put in force under traffic, the agent killed for it: nothing is lost."""
+"""An upgrade of the datapath under traffic, with the agent killed for it, loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of docs/operate/without-kube-proxy.md, on a node that kube-proxy has served."""
+"""The steps of docs/operate/without-kube-proxy.md, on a node that kube-proxy served before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our plugin in chains with Debian's: traffic, policy, restarts, and nothing left in the end."""
+"""Our plugin chained after Debian's: traffic, policy, restarts, and complete removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods with addresses of Debian's host-local: traffic, policy, restarts, and nothing left in the end."""
+"""Pods with addresses of Debian's host-local: traffic, policy, restarts, and complete removal."""
 
 from __future__ import annotations
 

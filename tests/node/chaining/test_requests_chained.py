@@ -1,4 +1,4 @@
-"""Rules for HTTP, for pods with links of another plugin: on one bridge, too."""
+"""HTTP rules for pods with another plugin's links, also on one bridge."""
 
 from __future__ import annotations
 

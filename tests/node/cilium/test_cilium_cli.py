@@ -1,8 +1,8 @@
-"""What ``cilium`` (cilium-cli) runs in an agent's pod, and how it reads what that prints.
+"""The commands that ``cilium`` (cilium-cli) runs in an agent's pod, and how it parses their output.
 
-The command lines are those of its ``status``, ``connectivity test`` and ``sysdump``; a real agent answers.
-What ``hive`` shows of that agent fits on a terminal.
-Programs that are not ours are this machine's here; the image has Debian's (tests/node/image).
+They are those of its ``status``, ``connectivity test`` and ``sysdump``; a real agent answers. ``hive``'s
+output about that agent fits on a terminal. Other programs are this machine's; the image has Debian's
+(tests/node/image).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node with running pods is moved from Cilium's agent to ours: the pods do not notice."""
+"""A node with running pods migrates from Cilium's agent to ours without disruption."""
 
 from __future__ import annotations
 

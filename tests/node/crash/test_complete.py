@@ -1,4 +1,4 @@
-"""The interposer misses nothing: strace, a second witness of the same agents, saw no call that it did not."""
+"""The interposer sees every changing system call: strace of the same agents confirms it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent killed before calls that change something, and when it has made all: nothing is half there."""
+"""The agent killed before each changing call, and after the last: no partial state remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent killed before writes of services: in the kernel's maps no frontend leads nowhere."""
+"""The agent killed before writes of services: no frontend in the kernel's maps lacks its backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent killed before changes of WireGuard's device: no peer loses its addresses, or has another's."""
+"""The agent killed before WireGuard changes: no peer loses its allowed IPs or gets another's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BGP after an install: gobgpd in the chart's pod, and a router that gets the node's routes."""
+"""BGP after an install: gobgpd in the chart's pod, and a router that receives the node's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP rules after an install: by Envoy's pod as the chart renders it, or by the agent's image alone."""
+"""HTTP rules after an install: by the chart's Envoy pod, or by the agent's image alone."""
 
 from __future__ import annotations
 

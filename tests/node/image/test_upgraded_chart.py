@@ -1,4 +1,4 @@
-"""An upgrade from the first chart there was, with running pods: from the image, as the charts render it."""
+"""An upgrade from the first chart with running pods, from the image, as the charts render it."""
 
 from __future__ import annotations
 

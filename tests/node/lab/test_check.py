@@ -1,4 +1,4 @@
-"""``hive lab check``: passes in a lab that works, and names what is wrong in one that does not."""
+"""``hive lab check`` passes in a working lab, and names the faults of a broken one."""
 
 from __future__ import annotations
 

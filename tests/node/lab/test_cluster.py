@@ -1,4 +1,4 @@
-"""Two nodes of a lab as one network: pods reach each other over both families, whichever is killed."""
+"""Two lab nodes on one network: pods reach each other over both families, whichever node is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents explain is what packets do: random policies on two nodes that share manifests alone."""
+"""Agents' explanations match real packets: random policies on two nodes with common manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's flows are accurate: all counted on a good path, losses and stalls seen on a bad one."""
+"""The lab's flow counters are accurate: nothing lost on a good path, losses and stalls on a bad one."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""docs/operate/install.md: every command runs at a cluster of two lab nodes, and prints what is shown."""
+"""docs/operate/install.md: every command runs on a cluster of two lab nodes and prints what is shown."""
 
 from __future__ import annotations
 

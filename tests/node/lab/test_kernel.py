@@ -1,4 +1,4 @@
-"""The lab's look into the kernel: what is pinned, what grew, and whether it is really removed."""
+"""The lab's kernel inspection: pinned objects, growth, and complete removal."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""``hive lab`` on the real agent and plugin: made twice, entered, crashed, removed; nothing stays behind."""
+"""``hive lab`` with the real agent and plugin: created twice, entered, crashed, removed without remains."""
 
 import json
 import os

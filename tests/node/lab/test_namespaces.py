@@ -1,4 +1,4 @@
-"""Nodes and pods as namespaces: private, furnished, removed with their last holder."""
+"""Nodes and pods as namespaces: isolated, furnished, removed with their last holder."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Pages for learners and operators: every command is run in a node of the lab, and prints what is shown."""
+"""Pages for learners and operators: every command runs in a lab node and prints what is shown."""
 
 from __future__ import annotations
 

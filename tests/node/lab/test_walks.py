@@ -1,4 +1,4 @@
-"""A walk with several nodes: every command runs, and prints what is shown."""
+"""Walkthroughs with several nodes: every command runs and prints what is shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an agent promises, in combinations of its modes: real traffic of pods, services, policies and proxies.
+"""The agent's features in combinations of its modes: traffic of pods, services, policies and proxies.
 
-Any two modes meet in at least one row, see tests/support/modes.py. What an agent refuses is left out by its
-own refusal: rows in its place keep every other pair.
+Any two modes meet in at least one row, see tests/support/modes.py. Rows that the agent rejects are replaced
+by rows that cover every other pair.
 """
 
 from __future__ import annotations

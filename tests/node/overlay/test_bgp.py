@@ -1,4 +1,4 @@
-"""Traffic through a router that knows pods by BGP alone, while what announces them dies and comes back."""
+"""Traffic through a router that learns pod routes by BGP alone, while its peers die and restart."""
 
 from __future__ import annotations
 

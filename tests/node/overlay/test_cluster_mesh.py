@@ -1,4 +1,4 @@
-"""Two clusters of one node each, with an etcd of their own, that read each other's."""
+"""Two clusters of one node each, with separate etcds, that watch each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three nodes, and a host outside that sees from which address a pod comes: its gateway's, in either mode."""
+"""Three nodes and an outside host that sees the egress gateway's address, in either routing mode."""
 
 from __future__ import annotations
 

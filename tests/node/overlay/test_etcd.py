@@ -1,4 +1,4 @@
-"""Two nodes that share nothing but etcd: each knows the identities of the other's pods, whatever dies."""
+"""Two nodes that share only etcd: each learns the identities of the other's pods, through any failure."""
 
 from __future__ import annotations
 

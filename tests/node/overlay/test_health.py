@@ -1,4 +1,4 @@
-"""Two nodes probe each other and their health endpoints, and report when that ends."""
+"""Two nodes probe each other and their health endpoints, and report failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Services with backends on another node, and masquerading, by routes and through the tunnel.
+"""Services with backends on another node, and masquerading, by direct routing and through the tunnel.
 
-Two nodes with a pod each; a client outside is a neighbour of the nodes. For each mode the agents start anew.
+Two nodes with a pod each; a client outside is a neighbour of the nodes. The agents restart for each mode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two nodes of a lab joined by VXLAN: pods keep their identities, and no other host can act as a node."""
+"""Two lab nodes joined by VXLAN: identities are preserved, and no other host can act as a node."""
 
 from __future__ import annotations
 

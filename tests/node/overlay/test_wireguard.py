@@ -1,4 +1,4 @@
-"""Two nodes that encrypt by wireguard-go: pods reach each other, and hosts between cannot read it."""
+"""Two nodes that encrypt by wireguard-go: pods reach each other, hosts between see no clear text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's WireGuard key is rotated while pods of two nodes talk: no packet is lost, whatever agents do."""
+"""Rotation of a node's WireGuard key under traffic of two nodes loses no packet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may change pods: root, whatever group the sockets are opened to; that group may look."""
+"""Authorization to change pods: root only, whatever group owns the sockets; that group may read."""
 
 from __future__ import annotations
 

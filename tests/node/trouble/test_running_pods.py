@@ -1,4 +1,4 @@
-"""Trouble on a node with running pods: they continue, faults are reported, and all recovers afterwards."""
+"""Failures on a node with running pods: pods continue, faults are reported, and all recovers."""
 
 from __future__ import annotations
 

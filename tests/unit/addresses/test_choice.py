@@ -1,4 +1,4 @@
-"""Which address a node is known by: the first of what is announced, set, routed, present."""
+"""The selection of a node's address: announced, configured, routed, then present ones."""
 
 from ipaddress import ip_address, ip_interface
 

@@ -1,4 +1,4 @@
-"""Spans of addresses: which of them overlap, as by a look at each."""
+"""Overlaps of address ranges, compared with a plain search."""
 
 from __future__ import annotations
 

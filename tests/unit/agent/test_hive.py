@@ -1,4 +1,4 @@
-"""The agent over fakes, without a kernel: in order whatever siblings do, and clean whichever hook fails.
+"""The agent over fakes, without a kernel: ordered start in any order of siblings, clean failures.
 
 The same over the real kernel is in tests/kernel/agent.
 """

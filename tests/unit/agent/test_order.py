@@ -1,4 +1,4 @@
-"""The order of the agent's start, as its graph makes it: nothing is started, no rights are needed."""
+"""The order of the agent's start according to its graph, without a start or privileges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constructors touch nothing outside: the agent is checked, built and drawn without a look at the machine."""
+"""Constructors have no side effects: the agent is checked, built and drawn without system access."""
 
 import json
 import subprocess

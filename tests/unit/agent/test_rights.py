@@ -1,4 +1,4 @@
-"""The agent needs every right that its role gives, and no other. Over fakes of the kernel."""
+"""The agent needs exactly the RBAC rules of its role. Over fakes of the kernel."""
 
 from __future__ import annotations
 

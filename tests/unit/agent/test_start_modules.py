@@ -1,4 +1,4 @@
-"""Which modules a start of the agent imports: every one is paid for on each node, before a pod is served."""
+"""The modules that a start of the agent imports, as each import delays every start."""
 
 import json
 import subprocess

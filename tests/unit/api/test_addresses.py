@@ -1,4 +1,4 @@
-"""Addresses over a socket: of one family or two, allocated, reserved, and free again."""
+"""Address requests over a socket: one family or both, allocation, reservation, release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that the agent holds, over the socket, as ``hive monitor`` reads them."""
+"""Stored events over the socket, as ``hive monitor`` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /hive/policy/explain and /hive/policy/reachability, where nothing knows rules."""
+"""GET /hive/policy/explain and /hive/policy/reachability on an agent without policy rules."""
 
 from __future__ import annotations
 

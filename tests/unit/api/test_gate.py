@@ -1,4 +1,4 @@
-"""What the API answers while the daemon starts: some at once, the rest once it runs."""
+"""API responses while the daemon starts: some requests succeed at once, others once it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limiter by example: who waits, who is refused and why, how limits follow the load, and normal use."""
+"""The rate limiter by example: waits, refusals with reasons, adaptive limits, and normal use."""
 
 from __future__ import annotations
 

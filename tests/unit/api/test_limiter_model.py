@@ -1,4 +1,4 @@
-"""The limiter's promises, whatever comes: places, rate, order, nothing lost, and no request waits in vain."""
+"""Invariants of the rate limiter: concurrency, rate, order, no lost or starved request."""
 
 from __future__ import annotations
 

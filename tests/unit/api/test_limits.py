@@ -1,4 +1,4 @@
-"""The setting of the rate limits: which values count, what each word means, what is refused and how."""
+"""The setting of rate limits: precedence, keywords, and rejected values."""
 
 from __future__ import annotations
 

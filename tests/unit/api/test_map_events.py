@@ -1,4 +1,4 @@
-"""Changes of a map, followed over the socket while they are made and until the agent stops."""
+"""Map changes followed over the socket until the agent stops."""
 
 from __future__ import annotations
 

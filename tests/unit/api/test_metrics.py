@@ -1,4 +1,4 @@
-"""What the API counts of itself, and the list of metrics it answers with."""
+"""The API's own metrics, and its list of metrics."""
 
 from __future__ import annotations
 

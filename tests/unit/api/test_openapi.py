@@ -1,4 +1,4 @@
-"""The description of the API: it has every operation of the server, and makes a document others can read."""
+"""The OpenAPI document: every operation of the server, readable by other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations over a socket: what the plugin does in order, and what each refusal looks like."""
+"""API operations over a socket: the plugin's sequence, and the form of each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server around the operations: who may change things, what is not there, the socket's life."""
+"""The API server itself: write permissions, unknown paths, and the socket file's lifetime."""
 
 from __future__ import annotations
 

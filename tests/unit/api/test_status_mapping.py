@@ -1,4 +1,4 @@
-"""What clients see of a failed module."""
+"""The status that clients read of a failed module."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What comes in is read as encoding/json reads it, and refused in go-openapi's words."""
+"""Request bodies are decoded as by encoding/json, and rejected in go-openapi's words."""
 
 import pytest
 

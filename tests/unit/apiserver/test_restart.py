@@ -1,4 +1,4 @@
-"""What a client meets when the server's history is lost, or the server was away."""
+"""Clients of the fake API server after a lost history or a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that no recording holds are refused or taken by the rules of their fields."""
+"""Values absent from recordings are accepted or rejected by the rules of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of API servers have the label of API servers, whatever else they are."""
+"""Addresses of API servers have the kube-apiserver label beside their other labels."""
 
 from __future__ import annotations
 
