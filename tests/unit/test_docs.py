@@ -1,4 +1,4 @@
-"""What the documentation shows is true: its code runs, its links lead somewhere."""
+"""The documentation is correct: its code runs, and its links resolve."""
 
 from __future__ import annotations
 

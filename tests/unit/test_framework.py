@@ -1,4 +1,4 @@
-"""The framework's own rules: what its parts import and export, and how many stand in a folder."""
+"""Rules of the framework's source: imports, exports, and the number of files per folder."""
 
 from __future__ import annotations
 

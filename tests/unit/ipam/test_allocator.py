@@ -1,4 +1,4 @@
-"""What the allocator promises, and its texts, which Cilium's clients show."""
+"""The IP allocator: its guarantees, and the messages that Cilium's clients show."""
 
 import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network

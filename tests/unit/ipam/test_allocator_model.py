@@ -1,4 +1,4 @@
-"""Any sequence of requests leaves the allocator equal to a plain dictionary of who has what."""
+"""Random requests leave the allocator equal to a plain dictionary of owners."""
 
 from ipaddress import IPv4Address, IPv4Network
 

@@ -1,4 +1,4 @@
-"""With two families any sequence of requests gives both or nothing, and leaves what plain sets would."""
+"""Random dual-stack requests assign both families or none, and equal plain sets."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_address
 

@@ -1,4 +1,4 @@
-"""Addresses as metrics: what is taken, what there is, who moved."""
+"""IPAM metrics: used and available addresses, and operations."""
 
 from __future__ import annotations
 

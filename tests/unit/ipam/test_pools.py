@@ -1,4 +1,4 @@
-"""IPAM mode multi-pool: what a node asks of pools, has of them, and gives back."""
+"""IPAM mode multi-pool: a node's requests of pools, its ranges, and their release."""
 
 from __future__ import annotations
 

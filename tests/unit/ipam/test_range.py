@@ -1,4 +1,4 @@
-"""Which network a node takes its pods' addresses from."""
+"""The choice of the node's pod CIDR."""
 
 from collections.abc import Mapping
 from ipaddress import IPv4Interface, IPv4Network, IPv6Network

@@ -1,4 +1,4 @@
-"""Ranges that come and go while pods have addresses of them."""
+"""Ranges added and removed while pods use their addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner of a prefix with several claims; the map has the one that counts, and nothing goes too early."""
+"""Prefixes with several claims: the map has the one with precedence, and no early removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of the API server: its version, and what cannot be followed."""
+"""The status of the API server: its version, and resources that cannot be watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of requests to an API server."""
+"""Metrics of requests to an API server."""
 
 import pytest
 

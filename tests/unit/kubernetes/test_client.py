@@ -1,4 +1,4 @@
-"""The client reaches servers in every way a kubeconfig can say, and repeats only what may be repeated."""
+"""The client supports every connection form of a kubeconfig, and retries only safe requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a server, or a proxy between, does with HTTP: an answer is whole, or it is an error in time."""
+"""HTTP responses of faulty servers and proxies are complete, or an error before the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kubeconfig is understood, or refused in one line with what, where and what was expected."""
+"""A kubeconfig is accepted, or rejected in one line with place, value and expectation."""
 
 from __future__ import annotations
 

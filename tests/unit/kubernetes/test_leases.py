@@ -1,4 +1,4 @@
-"""One of several holds a lease."""
+"""Leader election: one of several candidates holds a lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of manifests is a source of objects: each file as it was last good."""
+"""A folder of manifests as a source of objects: each file in its last valid form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A field that is null counts as one that is not there: of every kind, at every depth, whatever sent it."""
+"""A null field counts as an absent one: in every kind, at every depth, from any source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events about objects that are not served as they are written, over a fake API server."""
+"""Kubernetes Events about objects that are not served as written, over a fake API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes sent one behind the other: each ends as it would alone, whatever becomes of the connection."""
+"""Pipelined writes: each ends as it would alone, whatever happens to the connection."""
 
 from __future__ import annotations
 

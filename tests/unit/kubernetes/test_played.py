@@ -1,4 +1,4 @@
-"""The client accepts what recorded API servers sent, watch by watch and refusal by refusal."""
+"""The client accepts recorded responses of API servers, by watch and by error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody who waits for an API server goes on when one is back, however long their pauses have grown."""
+"""All tasks that wait for an API server continue when it is back, despite long backoffs."""
 
 from __future__ import annotations
 

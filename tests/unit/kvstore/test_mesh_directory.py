@@ -1,4 +1,4 @@
-"""Recordings of Cilium's directory of remote clusters, and of which ids and names it takes."""
+"""Recordings of Cilium's remote cluster directory, and of accepted ids and names."""
 
 from __future__ import annotations
 

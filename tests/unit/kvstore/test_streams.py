@@ -1,4 +1,4 @@
-"""What etcd's streams end with, and what comes in parts, loses neither leases nor events."""
+"""etcd's streams: ends and fragments lose neither leases nor events."""
 
 from __future__ import annotations
 

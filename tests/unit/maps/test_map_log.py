@@ -1,4 +1,4 @@
-"""What the agent wrote to a map, as its followers see it."""
+"""The agent's writes to a map, as followers receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each map has one writer, and who changes one need remember nothing else."""
+"""Each map has one writer, which also invalidates dependent state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of policy maps as values: changed without changing what others hold, and distinguished."""
+"""Policy map entries as values: copied on write, and compared."""
 
 from hypothesis import given
 from hypothesis import strategies as st

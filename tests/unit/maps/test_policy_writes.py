@@ -1,4 +1,4 @@
-"""While a policy map changes, it allows nothing that neither policy does, and denies nothing both allow.
+"""During a policy map update, no packet gets a verdict that neither policy has.
 
 The agent may be killed after any of the writes, and packets come between them.
 """

@@ -1,4 +1,4 @@
-"""What the user sees when the kernel refuses a map."""
+"""Error messages when the kernel rejects a map."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of places names every map there is, and files that exist."""
+"""The page of tables and maps names every map, and existing files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices packets leave the node through, and what packets of pods come from there."""
+"""The devices that packets leave the node by, and the masquerading of pods' packets there."""
 
 from __future__ import annotations
 

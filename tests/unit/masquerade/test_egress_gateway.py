@@ -1,4 +1,4 @@
-"""Egress gateways: what follows from policies, pods and nodes, as Cilium's agents have been recorded."""
+"""Egress gateway entries for policies, pods and nodes, as recorded of Cilium's agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ip-masq-agent's file: what it may say, and that it is followed."""
+"""ip-masq-agent's file: its valid contents, and reloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features in use, as the port serves them: each follows from a fact of the cell that has it."""
+"""Feature metrics: each follows from a fact of the cell that has the feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work done once for all who ask meanwhile, never with what was before they asked."""
+"""Work shared by concurrent requests, never with data older than the request."""
 
 from __future__ import annotations
 

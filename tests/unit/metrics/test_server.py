@@ -1,4 +1,4 @@
-"""The scraped port: one path, one cell's trouble hides no other's metrics, a taken port ends the start."""
+"""The metrics port: one path, failures of one cell hide no other metrics, a used port ends the start."""
 
 from __future__ import annotations
 

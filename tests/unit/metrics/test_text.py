@@ -1,4 +1,4 @@
-"""The text form, read back by Prometheus's own parser; which metrics are exposed."""
+"""The Prometheus text format, read by its own parser; which metrics are exposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes in the agent is published for the monitor's clients, while there are any."""
+"""Agent notifications are sent to the monitor's clients, while there are any."""
 
 from __future__ import annotations
 

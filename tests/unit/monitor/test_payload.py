@@ -1,4 +1,4 @@
-"""The bytes on the monitor socket, and those that Cilium's own client has read."""
+"""The bytes of the monitor socket, and those that Cilium's own client has read."""
 
 import json
 from contextlib import suppress

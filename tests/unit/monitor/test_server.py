@@ -1,4 +1,4 @@
-"""Clients of the monitor socket: that come, go, and read slowly."""
+"""Clients of the monitor socket: connecting, disconnecting, slow."""
 
 import os
 import socket

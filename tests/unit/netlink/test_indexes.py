@@ -1,4 +1,4 @@
-"""The indexes of a new link: read at once where its message is like the one before, else found."""
+"""The index of a new link is read directly from a message of the known layout, else searched."""
 
 from __future__ import annotations
 

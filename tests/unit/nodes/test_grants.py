@@ -1,4 +1,4 @@
-"""What nodes get of what they claim, as nodes come, change and leave: as if worked out anew, for less."""
+"""Address claims of changing nodes: the incremental result equals a full recomputation."""
 
 from __future__ import annotations
 

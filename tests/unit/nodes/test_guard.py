@@ -1,4 +1,4 @@
-"""What other nodes may claim: not this node's addresses and networks, not another one's, not everybody's."""
+"""Claims of other nodes are rejected if they overlap this node's, another's, or everybody's ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Node and a CiliumNode have about a node: the ranges of its pods, in Cilium's order of precedence."""
+"""Reading Node and CiliumNode objects: pod CIDRs in Cilium's order of precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent writes of its own node to an API server, and what it leaves to others."""
+"""The agent's writes of its own node to an API server, and fields it leaves to others."""
 
 from __future__ import annotations
 

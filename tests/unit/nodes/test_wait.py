@@ -1,4 +1,4 @@
-"""What the agent waits for before it knows its own ranges, and what the table of nodes holds."""
+"""The agent's wait for its own pod CIDRs, and the contents of the node table."""
 
 from __future__ import annotations
 

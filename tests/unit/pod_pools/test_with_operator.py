@@ -1,4 +1,4 @@
-"""A node's addresses and the operator at one API server: ranges are asked for, given and given back."""
+"""A node's multi-pool IPAM with the operator at one API server: requests, assignment, release."""
 
 from __future__ import annotations
 

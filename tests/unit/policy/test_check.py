@@ -1,4 +1,4 @@
-"""``hive policy check``: what is wrong in a folder of manifests."""
+"""``hive policy check``: faults in a folder of manifests."""
 
 from __future__ import annotations
 

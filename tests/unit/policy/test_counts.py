@@ -1,4 +1,4 @@
-"""Policies as metrics."""
+"""Policy metrics."""
 
 from functools import partial
 from ipaddress import ip_network

@@ -1,4 +1,4 @@
-"""What is explained of small random clusters is what their rules say: of a folder, and by an agent."""
+"""Explanations of small random clusters match their rules: of a folder, and by an agent."""
 
 from __future__ import annotations
 

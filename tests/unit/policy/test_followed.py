@@ -1,4 +1,4 @@
-"""A table is known once all there was when it was complete has been taken in."""
+"""A table counts as synced once all rows of its complete source are processed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""HTTP rules on a node where Envoy is not there, or does not follow: closed, and the reason is shown."""
+"""HTTP rules without Envoy, or with a lagging one: traffic is denied, and the reason is shown."""
 
 from __future__ import annotations
 

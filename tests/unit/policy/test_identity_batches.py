@@ -1,4 +1,4 @@
-"""Many identities at once: others have the event loop in between, and policies end as if they came singly."""
+"""Large identity batches yield to the event loop, with the same result as single ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses that DNS answered for names in policies: their identities, in policy maps and the ipcache."""
+"""Addresses of DNS names in policies: their identities, in policy maps and the ipcache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities of what lies outside the cluster, as recorded: one per prefix, one per set of DNS names."""
+"""Local identities for addresses outside the cluster, as recorded: by prefix or set of DNS names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What map entries say is what one reads in the rules: a deny that matches denies, else an allow allows."""
+"""Policy map entries match a plain reading of the rules: deny wins, then allow."""
 
 from __future__ import annotations
 

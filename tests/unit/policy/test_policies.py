@@ -1,4 +1,4 @@
-"""Policies updated entry by entry equal those computed from nothing, whatever happened in between."""
+"""Incremental policy updates equal a computation from scratch, after any events."""
 
 from __future__ import annotations
 

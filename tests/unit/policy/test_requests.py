@@ -1,4 +1,4 @@
-"""Rules for requests: which regular expressions they may have, as Cilium checks and Envoy matches them."""
+"""HTTP rules: supported regular expressions, as Cilium checks and Envoy matches them."""
 
 from __future__ import annotations
 

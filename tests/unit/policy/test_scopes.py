@@ -1,4 +1,4 @@
-"""What selectors of policies are limited to, and what objects are refused for, as in Cilium."""
+"""Scopes of policy selectors, and reasons of rejected objects, as in Cilium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API shows of policies: rules in Cilium's form, selectors, and the policy of an endpoint."""
+"""Policies in the API: rules in Cilium's form, selectors, and an endpoint's policy."""
 
 from __future__ import annotations
 

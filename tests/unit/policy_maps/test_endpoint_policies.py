@@ -1,4 +1,4 @@
-"""An endpoint's policy is computed, stored and written to its map; and its status shows what the map has."""
+"""An endpoint's policy is computed, stored and written to its map; its status shows the map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sources together say of a prefix makes its identity."""
+"""The labels that all sources give a prefix determine its identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other nodes have: the identities of their addresses in the ipcache, and routes to their pods."""
+"""Remote nodes: identities of their addresses in the ipcache, and routes to their pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router keeps its address as long as it can."""
+"""The router retains its address as long as possible."""
 
 from ipaddress import IPv4Network, ip_address, ip_network
 

@@ -1,4 +1,4 @@
-"""The objects of the router: what differs is found, made in an order that works, and what is old goes."""
+"""The router's kernel objects: differences are found and corrected in order, stale ones removed."""
 
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network

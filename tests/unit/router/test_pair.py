@@ -1,4 +1,4 @@
-"""cilium_host and cilium_net: made, repaired, and left alone when they are right."""
+"""cilium_host and cilium_net: created, repaired, and unchanged when correct."""
 
 import pytest
 import structlog

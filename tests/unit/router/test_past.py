@@ -1,4 +1,4 @@
-"""The router's earlier addresses: the device's, and those an agent of another make wrote down."""
+"""The router's earlier addresses: the device's, and those recorded by another version's agent."""
 
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Metrics in the shell: as they are, sampled, plotted, as a page; by scripts, over hours in no time."""
+"""Metrics in the shell: current, sampled, plotted, as a page; by scripts in virtual time."""
 
 import json
 import math

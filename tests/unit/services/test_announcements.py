@@ -1,4 +1,4 @@
-"""Addresses of services on the local network: who answers for which, by policies, and one node at a time."""
+"""L2 announcements of service addresses: one node per address, selected by policies and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All services at once, as at a start: the maps hold what a plain model has of each, in any mix of modes."""
+"""All services at once, as at a start: the maps equal a plain model, in any mix of modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service chooses by annotation, and services with ports for any protocol."""
+"""Service options by annotation, and services with ports for any protocol."""
 
 from __future__ import annotations
 

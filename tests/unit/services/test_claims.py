@@ -1,4 +1,4 @@
-"""Whatever services, pods and users claim, the table of frontends equals a plain model."""
+"""Random claims of services, pods and users: the frontend table equals a plain model."""
 
 from __future__ import annotations
 

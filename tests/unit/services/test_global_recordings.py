@@ -1,4 +1,4 @@
-"""Global services as Cilium's service cache merges them, from the values of remote etcds on."""
+"""Global services as Cilium's service cache merges them, from remote etcds' values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What load balancers are answered: services' own ports, and kube-proxy's."""
+"""Health check responses for load balancers: services' own ports, and kube-proxy's."""
 
 from __future__ import annotations
 

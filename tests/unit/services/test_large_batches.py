@@ -1,4 +1,4 @@
-"""Services that come at once: others have the event loop in between, and what changes meanwhile counts."""
+"""Large service batches yield to the event loop, and include changes made meanwhile."""
 
 from __future__ import annotations
 

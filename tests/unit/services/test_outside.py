@@ -1,4 +1,4 @@
-"""Where clients outside are served: addresses of devices, and ports that the kernel must not give away."""
+"""Services for clients outside: device addresses, and ports reserved in the kernel."""
 
 from __future__ import annotations
 

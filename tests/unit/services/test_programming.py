@@ -1,4 +1,4 @@
-"""Many frontends at once: each leads to its own backends, as if it had come alone."""
+"""Many frontends at once: each has its own backends, as if programmed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that distinguishes protocols after one that did not, and the reverse: services have no gap."""
+"""Restarts with and without protocol differentiation: services have no gap."""
 
 from __future__ import annotations
 

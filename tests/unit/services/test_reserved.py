@@ -1,4 +1,4 @@
-"""Addresses that no service may have outside: those of the cluster, in any order of arrival."""
+"""Addresses that no service may use outside: the cluster's own, in any order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One device of either protocol: what a change of it, and a kernel without it, leave of the other."""
+"""Tunnel devices of either protocol: changes, and a kernel without support."""
 
 from __future__ import annotations
 

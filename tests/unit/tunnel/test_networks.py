@@ -1,4 +1,4 @@
-"""Which ranges of pods go to which node, and the numbers of nodes."""
+"""Pod CIDRs of nodes in the tunnel, and node IDs."""
 
 from __future__ import annotations
 

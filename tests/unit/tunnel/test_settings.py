@@ -1,4 +1,4 @@
-"""Settings of the tunnel, and what follows from them."""
+"""Settings of the tunnel, and the settings derived from them."""
 
 from __future__ import annotations
 

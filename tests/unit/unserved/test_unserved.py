@@ -1,4 +1,4 @@
-"""Options of Cilium's that the agent does not serve: refused, without effect, or of other programs."""
+"""Cilium's options that the agent does not support: rejected, without effect, or of other programs."""
 
 from __future__ import annotations
 
