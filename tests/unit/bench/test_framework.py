@@ -1,4 +1,4 @@
-"""The benchmark of the framework measures what it claims: all build the same graph, tables deliver all."""
+"""The framework benchmark is valid: all build the same graph, and tables deliver all events."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,4 +1,4 @@
-"""The benchmark of incremental tables compares like with like, and every figure is one of a change."""
+"""The benchmark of incremental tables compares equal work, and each figure is of one change."""
 
 from collections.abc import Callable
 from typing import Any

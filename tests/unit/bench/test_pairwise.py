@@ -1,4 +1,4 @@
-"""All pairs of choices that go together are in the rows, which are few."""
+"""Pairwise rows cover all compatible pairs of choices in few rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scopes of a start: sums of what hooks took, once probes are answered, as log line and metrics."""
+"""Bootstrap durations by scope, summed over hooks, in the log and as metrics."""
 
 from __future__ import annotations
 

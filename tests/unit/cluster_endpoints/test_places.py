@@ -1,4 +1,4 @@
-"""Which endpoints a changed node concerns: found by an index, whatever the size of the cluster."""
+"""The endpoints that a node change affects are found by an index, whatever the cluster's size."""
 
 from __future__ import annotations
 

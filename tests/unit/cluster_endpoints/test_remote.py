@@ -1,4 +1,4 @@
-"""Pods of other nodes in the ipcache, by CiliumEndpoints and CiliumEndpointSlices."""
+"""Remote pods in the ipcache, by CiliumEndpoints and CiliumEndpointSlices."""
 
 from __future__ import annotations
 

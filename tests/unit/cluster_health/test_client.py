@@ -1,4 +1,4 @@
-"""``cilium-health`` of ours against recordings of Cilium's: what it asks, what it prints, how it exits."""
+"""Our ``cilium-health`` against recordings of Cilium's: requests, output, exit codes."""
 
 from __future__ import annotations
 

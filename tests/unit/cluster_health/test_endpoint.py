@@ -1,4 +1,4 @@
-"""The health endpoint is made at the start, and anew when it is taken away or silent."""
+"""The health endpoint is created at the start, and again when it is removed or silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of probes: all addresses, spread over the interval, and a report of what became of each."""
+"""Rounds of probes: all addresses, spread over the interval, with a report of each result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Cilium's prober made of nodes and outcomes, and what our results, report and metrics make of them."""
+"""Results, report and metrics of our prober compared with Cilium's recorded ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CNI configuration file: its text, when it is written, and what happens when it cannot be."""
+"""The CNI configuration file: contents, time of writing, and write errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CNI configuration file holds: templates, MAC keys, another's file, a chained network."""
+"""Contents of the CNI configuration file: templates, MAC keys, another file, a chained network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ADD over a real socket and a fake node: it happens as a whole or not at all."""
+"""ADD over a real socket and a fake node is atomic."""
 
 from __future__ import annotations
 

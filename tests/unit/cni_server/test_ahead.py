@@ -1,4 +1,4 @@
-"""ADDs that come at once: a pod's link is made while the pod before is finished."""
+"""Simultaneous ADDs: a pod's link is created while the pod before is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ADD behind another plugin: its link gets an endpoint and stays its own; DEL and GC leave it."""
+"""ADD after another plugin: its link gets an endpoint and is not owned; DEL and GC leave it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DEL over a real socket and a fake node: maps and state at once, the link next, the address last."""
+"""DEL over a real socket and a fake node: maps and state first, then the link, the address last."""
 
 from __future__ import annotations
 

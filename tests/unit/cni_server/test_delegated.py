@@ -1,4 +1,4 @@
-"""Pods with addresses from another IPAM plugin, at the agent's side of cni.sock."""
+"""Pods with addresses of another IPAM plugin, on the agent's side of cni.sock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delete queue: drained as a whole behind the lock that keeps plugins away."""
+"""The delete queue is drained completely under the lock that blocks plugins."""
 
 from __future__ import annotations
 

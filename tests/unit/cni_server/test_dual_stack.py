@@ -1,4 +1,4 @@
-"""ADD and DEL with both families: IPv6 first, all or nothing, and IPv6 that is off in the pod."""
+"""ADD and DEL with both families: IPv6 first, all or nothing, and IPv6 disabled in the pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ADD into a full range waits for the addresses of pods on their way out."""
+"""An ADD into a full range waits for the addresses of pods that are being deleted."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""Which ports no connection of a new pod gets by itself."""
+"""Local ports reserved in new pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long calls took, as metrics: by command, those refused apart."""
+"""Durations of CNI calls as metrics, by command and result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cni.sock: who may speak, what is understood, and what happens to the socket file."""
+"""cni.sock: authorization, accepted messages, and the socket file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ConfigMap that Cilium's chart made, and what docs/operate/configuration.md documents about it."""
+"""A ConfigMap of Cilium's chart, and its documentation in docs/operate/configuration.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The agent's own settings and its claim on the node."""
+"""The agent's own settings and its lock on the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that is too old is refused in one line; what is missing on others is reported."""
+"""Kernels that are too old are rejected in one line; missing features of others are reported."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whether what is configured is still what runs."""
+"""Differences between the configured and the running settings."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The source that a config-dir names, whatever it contains."""
+"""The configuration source in a config-dir, with arbitrary contents."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Our records of the public maps against what Cilium's client made of the same bytes."""
+"""Our map records against the output of Cilium's client for the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cilium-dbg`` of ours against recordings of Cilium's: what it asks, what it prints, how it exits."""
+"""Our ``cilium-dbg`` against recordings of Cilium's: requests, output, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded body of the operations we have goes through our wire types unharmed."""
+"""Recorded bodies of all our operations survive a round trip through our wire types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Cilium's own clients' requests, as recorded, sent to the real API: same statuses, same shapes.
+"""Recorded requests of Cilium's clients, sent to the real API: same statuses, same shapes.
 
-Each recording becomes one test that starts a node, brings about the state the scenario implies, and sends the
-requests in order. Addresses, MACs, indexes and uuids are this node's own.
+Each recording becomes one test that starts a node, creates the scenario's state, and sends the requests in
+order. Addresses, MACs, indexes and uuids are this node's own.
 """
 
 from __future__ import annotations

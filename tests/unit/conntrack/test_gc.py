@@ -1,4 +1,4 @@
-"""When passes over the conntrack maps are made, and what is reported of them."""
+"""The schedule of conntrack garbage collection, and its metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The rule of the interval between two passes."""
+"""The adaptive interval of conntrack garbage collection."""
 
 import pytest
 from hypothesis import given

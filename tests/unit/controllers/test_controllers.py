@@ -1,4 +1,4 @@
-"""When controllers run, and what is counted."""
+"""Controllers: when they run, and their counters."""
 
 import anyio
 import pytest

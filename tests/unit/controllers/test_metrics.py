@@ -1,4 +1,4 @@
-"""Controllers as metrics: runs by how they ended, and who fails now."""
+"""Metrics of controllers: runs by result, and currently failing ones."""
 
 from __future__ import annotations
 

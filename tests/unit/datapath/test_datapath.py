@@ -1,4 +1,4 @@
-"""The datapath's place in a hive, without a kernel."""
+"""The datapath cell in a hive, without a kernel."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is loaded before the cells are imported is what they ask for, in each mode."""
+"""The early load predicts exactly the programs and maps that the cells request, in each mode."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Constants of a generation, and entries replaced all or not at all."""
+"""Constants of a generation, and atomic replacement of entries."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""When packets pass by the host's stack: as Cilium's settings say."""
+"""Routing through the host's stack, as Cilium's settings select it."""
 
 from __future__ import annotations
 

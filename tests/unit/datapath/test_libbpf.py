@@ -1,4 +1,4 @@
-"""What the user sees when an object is not accepted."""
+"""Error messages for objects that the kernel rejects."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The table of programs: one for each attach point and entry, and the same in C."""
+"""The table of programs: one for each attach point and entry, equal to the C code."""
 
 import re
 

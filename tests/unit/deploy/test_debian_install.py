@@ -1,4 +1,4 @@
-"""What `make demo` and `make test` say when something is missing: one line, and what to install."""
+"""Missing tools of `make demo` and `make test`: one line with the packages to install."""
 
 import os
 import subprocess

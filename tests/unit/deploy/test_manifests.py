@@ -1,4 +1,4 @@
-"""The manifests: what Kubernetes' own schemas say of them, and what hangs together."""
+"""The manifests: valid by Kubernetes' schemas, and consistent."""
 
 from pathlib import Path
 from typing import Any, Literal

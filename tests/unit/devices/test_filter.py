@@ -1,4 +1,4 @@
-"""The socket filter that keeps news of pods' links away, run by a small interpreter."""
+"""The socket filter that discards link messages of pods, run by a small interpreter."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""The device table follows a kernel that is a list and a stream of hints."""
+"""The device table follows a fake kernel: a list and a stream of notifications."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What DNS has answered: how long it counts, and what is let go of when."""
+"""The DNS cache: TTLs, limits and expiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets in the name of pods: one for each of their ports, as long as an answer is awaited."""
+"""Sockets bound to pods' addresses: one per pod port, while a response is pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of endpoints over restarts, while connected, and as the API shows them."""
+"""DNS names of endpoints over restarts, of open connections, and in the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets to DNS servers: used again, not for too long, and never for two queries at a time."""
+"""Sockets to DNS servers: reused for a limited time, never for two queries at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names a pod may ask for: verdicts are remembered, and follow rules, endpoints and addresses."""
+"""DNS query verdicts are cached, and updated with rules, endpoints and addresses."""
 
 from __future__ import annotations
 

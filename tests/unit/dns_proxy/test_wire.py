@@ -1,4 +1,4 @@
-"""DNS messages: what a proxy reads in them, and what it makes of hostile ones."""
+"""Parsing DNS messages, hostile ones too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of the framework's API: made of docstrings, and complete."""
+"""The API reference is generated from docstrings and complete."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The page of drop reasons has each reason that the datapath gives, by Cilium's number and text."""
+"""The page of drop reasons lists all that the datapath uses, by Cilium's number and text."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each picture is one of its checked-in source: it has the labels of that, and follows light and dark."""
+"""Each picture matches its checked-in source, and supports light and dark mode."""
 
 import html
 import re

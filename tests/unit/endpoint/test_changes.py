@@ -1,4 +1,4 @@
-"""What can be changed of an endpoint: a user's labels, with its identity, and its source verification."""
+"""Changes of an endpoint: user labels with the identity, and source verification."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

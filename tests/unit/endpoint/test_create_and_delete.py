@@ -1,4 +1,4 @@
-"""Making and removing endpoints: all of it, in the right order, or nothing."""
+"""Creation and removal of endpoints: in order, and all or nothing."""
 
 from ipaddress import IPv4Address
 from pathlib import Path

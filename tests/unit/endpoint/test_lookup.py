@@ -1,4 +1,4 @@
-"""Finding endpoints by every id there is."""
+"""Endpoint lookup by every kind of id."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Endpoints as metrics: how many in which state, and how their builds went."""
+"""Endpoint metrics: number per state, and results of regenerations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is asked of the endpoints in whatever order: they, and the kernel, equal a plain model."""
+"""Random endpoint requests: endpoints and kernel state equal a plain model."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""The labels of pods: derived as Cilium derives them, known from a folder or an API server, waited for."""
+"""Pod labels: derived as by Cilium, read from a folder or an API server, waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is enforced while the agent runs, and what endpoints make of it."""
+"""Policy enforcement modes at runtime, and their effect on endpoints."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

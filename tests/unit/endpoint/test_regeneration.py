@@ -1,4 +1,4 @@
-"""The queue of endpoints that are to be built: order, what becomes one, failures, waiting."""
+"""The regeneration queue: order, merged requests, failures, waiting."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What happens to endpoints in the background."""
+"""Background work on endpoints: scrubbing of maps and recovery."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The state directory: what is written, and what is made of what is found."""
+"""The state directory: written files, and how any contents are read."""
 
 import json
 import os

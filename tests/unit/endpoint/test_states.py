@@ -1,4 +1,4 @@
-"""Transitions, the status log, and what is shown of both."""
+"""Endpoint state transitions, the status log, and their API form."""
 
 from pathlib import Path
 

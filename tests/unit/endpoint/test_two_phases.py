@@ -1,4 +1,4 @@
-"""An endpoint is there while its identity is waited for, and is built when it has it; or nothing is left."""
+"""An endpoint waits for its identity and is then regenerated, or is removed completely."""
 
 from __future__ import annotations
 

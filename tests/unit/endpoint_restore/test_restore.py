@@ -1,4 +1,4 @@
-"""What becomes of the endpoints of before a restart, and of what is left of others."""
+"""Restore of endpoints after a restart, and removal of stale state."""
 
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ports of redirects: stable over restarts, and never the DNS proxy's."""
+"""Ports of proxy redirects: stable over restarts, and never the DNS proxy's."""
 
 from __future__ import annotations
 

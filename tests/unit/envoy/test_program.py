@@ -1,4 +1,4 @@
-"""Which Envoy is run: that of the setting, of the package, of PATH, or of where distributions put it."""
+"""The choice of the Envoy binary: the setting, the package, PATH, or distributions' paths."""
 
 from __future__ import annotations
 

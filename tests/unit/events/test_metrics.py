@@ -1,4 +1,4 @@
-"""What cilium_metrics counts, as metrics: sums over places in the source, drops apart from what goes on."""
+"""Metrics of cilium_metrics: sums over source locations, drops apart from forwarded packets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events out of their documented bytes, and as text."""
+"""Events decoded from their documented bytes, and as text."""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address

@@ -1,4 +1,4 @@
-"""Records of requests as events: gob out, and back."""
+"""Request log records as events: a gob round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscriber hears when it is slow, and when it is over."""
+"""Event subscriptions: slow subscribers, and their end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The API, whatever is asked: an answer in a documented form, never a failed handler, nothing half done."""
+"""The API with arbitrary requests: documented responses, no crashed handler, no partial changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cni.sock, whatever is sent: each packet gets its answer, and nothing is left half done."""
+"""cni.sock with arbitrary packets: each gets a reply, and no partial state is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a config-dir holds, the agent reads it at once, and refuses with a line for each mistake."""
+"""A config-dir with arbitrary contents: read at once, and rejected with a line for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server, whatever bytes come: an answer or a closed connection, and the next client is served."""
+"""The HTTP server with arbitrary bytes: a response or a closed connection; other clients are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number that becomes bytes does so over its whole range: maps, marks, netlink, Envoy, events.
+"""Every encoded number works over its whole range: maps, marks, netlink, Envoy, events.
 
 The ranges are those of the protocols and of Cilium, not those of the code: identities of every scope,
 endpoint ids and ports of 16 bits, indexes of links as the kernel gives them, marks of 32 bits, addresses of

@@ -1,4 +1,4 @@
-"""Objects of a cluster full of nonsense: what can be read counts, the rest is reported, nothing blocks."""
+"""Malformed cluster objects: readable ones are used, others are reported, none blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy objects of every kind, damaged in every way: taken in or refused whole; the others stay in force."""
+"""Damaged policy objects of every kind are accepted or rejected whole; others stay in force."""
 
 from __future__ import annotations
 

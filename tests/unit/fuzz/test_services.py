@@ -1,4 +1,4 @@
-"""Services and slices with nonsensical values: each is served as far as it makes sense."""
+"""Services and slices with invalid values: each is served as far as it is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever lies in the state directory, a start reads what it can and reports the rest, at once."""
+"""Arbitrary state directories: a start reads valid files and reports others, without delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether parts of the node answer: how often they are asked, and what becomes of those that do not."""
+"""Liveness probes of the agent's parts: their interval, and the handling of silent parts."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

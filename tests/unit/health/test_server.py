@@ -1,4 +1,4 @@
-"""The port that probes ask: 200 or 503, nothing else, and one line when it cannot be had."""
+"""The probe port: 200 or 503, nothing else, and one line if it is in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict over the agent, from what its modules say."""
+"""The agent's overall health, computed from its modules' reports."""
 
 from cells.observe.controllers import ControllerState
 from cells.observe.health import Dependency, agent_status, agent_version

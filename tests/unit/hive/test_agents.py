@@ -1,4 +1,4 @@
-"""What is asked of the agents of all nodes through the API server: one explanation of both ends, one page."""
+"""Requests to the agents of all nodes through the API server: one explanation, one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hive bgp``: what is shown of recorded answers, on a terminal of 80 columns."""
+"""``hive bgp``: output for recorded responses, on a terminal of 80 columns."""
 
 from __future__ import annotations
 

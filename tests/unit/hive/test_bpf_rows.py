@@ -1,4 +1,4 @@
-"""Rows of maps in words, against what Cilium's client printed of the same bytes."""
+"""Map entries as text, against the output of Cilium's client for the same bytes."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 

@@ -1,4 +1,4 @@
-"""hive build-config: sources, which may override which, and the directory it writes."""
+"""hive build-config: sources, their precedence, and the directory it writes."""
 
 import json
 from collections.abc import AsyncIterator

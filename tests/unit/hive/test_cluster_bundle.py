@@ -1,4 +1,4 @@
-"""``hive cluster bundle``: what is in it, and that no secret of the cluster is."""
+"""``hive cluster bundle``: its contents, without the cluster's secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hive cluster status`` against an API server: what it counts, what it finds wrong, and how it exits."""
+"""``hive cluster status`` against an API server: counts, detected faults, exit codes."""
 
 from __future__ import annotations
 

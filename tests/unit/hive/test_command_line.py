@@ -1,4 +1,4 @@
-"""The hive command as a person meets it: what it prints, where, and how it exits."""
+"""The hive command line: output, streams and exit codes."""
 
 import contextlib
 import io

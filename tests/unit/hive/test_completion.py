@@ -1,4 +1,4 @@
-"""What a shell completes: names that the running agent has."""
+"""Shell completion of names that the running agent has."""
 
 from pathlib import Path
 

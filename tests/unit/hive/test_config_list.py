@@ -1,4 +1,4 @@
-"""``hive config list`` and ``diff`` as an operator meets them."""
+"""``hive config list`` and ``diff``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``hive db`` as a person meets it."""
+"""``hive db``: output and errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``cilium-dbg bpf``: entries that are written by the command line, and the lists as JSON."""
+"""``cilium-dbg bpf``: entries written by the command line, and lists as JSON."""
 
 from __future__ import annotations
 

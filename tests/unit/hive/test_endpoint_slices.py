@@ -1,4 +1,4 @@
-"""The EndpointSlices and addresses that the lab gives services, as a cluster would."""
+"""EndpointSlices and addresses that the lab assigns to services, as a cluster would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--help``: every command stands in a section of the overview, and has examples that it would take."""
+"""``--help``: every command is in a section of the overview, with valid examples."""
 
 import re
 import shlex

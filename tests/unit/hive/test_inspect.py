@@ -1,4 +1,4 @@
-"""``hive inspect``: its formats and views, of the agent's cells and of another hive; what it refuses."""
+"""``hive inspect``: formats, views and errors, for the agent's cells and another hive."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``hive inspect --live`` and ``--timeline``: what a running agent answers, drawn."""
+"""``hive inspect --live`` and ``--timeline``: drawings of a running agent's responses."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``hive kubernetes status`` as a person meets it."""
+"""``hive kubernetes status``: output and errors."""
 
 import json
 import time

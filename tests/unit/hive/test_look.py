@@ -1,4 +1,4 @@
-"""Looking at identities, prefixes, maps and single endpoints, as an operator does."""
+"""Commands that list identities, prefixes, maps and single endpoints."""
 
 import json
 import subprocess

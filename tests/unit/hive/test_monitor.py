@@ -1,4 +1,4 @@
-"""``hive monitor`` as a person meets it."""
+"""``hive monitor``: output and errors."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""``hive observe``: wrong words and absent flows are one line that names what was expected or what to set."""
+"""``hive observe``: invalid arguments and missing flows yield one line with advice."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The forms every command prints in."""
+"""Output formats common to all commands."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``hive policy`` of a running agent: objects, rules, selectors, and waiting for a revision."""
+"""``hive policy`` with a running agent: objects, rules, selectors, waiting for a revision."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``hive policy try``: which flows are asked about, what is printed of their fates, and exit codes."""
+"""``hive policy try``: tried flows, printed verdicts, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's story: what a person reads, and the account it keeps."""
+"""The demo's story: its text, and its counters."""
 
 import click
 import pytest

@@ -1,4 +1,4 @@
-"""``hive ui``: what its page asks for, who may ask, and how flows are summed up."""
+"""``hive ui``: its page's requests, authorization, and aggregated flows."""
 
 from __future__ import annotations
 

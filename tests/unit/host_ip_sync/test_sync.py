@@ -1,4 +1,4 @@
-"""Host addresses reach the maps, and only what is the node's is ever taken out."""
+"""Host addresses are written to the maps, and only the node's are ever removed."""
 
 import math
 from functools import partial

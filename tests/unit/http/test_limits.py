@@ -1,4 +1,4 @@
-"""What clients cannot take from each other, or from the process, whatever they do with their connections."""
+"""Limits of the HTTP server: no client can exhaust other clients' or the process's resources."""
 
 from __future__ import annotations
 

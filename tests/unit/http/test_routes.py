@@ -1,4 +1,4 @@
-"""Where a method and a path lead."""
+"""HTTP routing by method and path."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""HTTP as clients see it, byte by byte: connections, framed bodies, refused mistakes, ordered stops."""
+"""HTTP byte by byte: connections, framed bodies, errors, orderly stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests take turns with everything else the loop does."""
+"""HTTP requests share the event loop fairly with other work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket file: its mode and group, and what happens to one that is there already."""
+"""The socket file: its mode and group, and an existing file in its place."""
 
 import grp
 import os

@@ -1,4 +1,4 @@
-"""What happens in the agent becomes the agent events that Cilium's Hubble makes of it."""
+"""Events of the agent become the agent events of Cilium's Hubble."""
 
 from __future__ import annotations
 

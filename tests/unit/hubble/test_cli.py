@@ -1,4 +1,4 @@
-"""``hubble`` as recorded: what each command line asks of a server, what it prints, its exit code."""
+"""``hubble`` as recorded: requests, output and exit code of each command line."""
 
 from __future__ import annotations
 

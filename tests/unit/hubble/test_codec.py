@@ -1,4 +1,4 @@
-"""Messages are written and read as Go's protobuf does: against recorded bytes, JSON and field masks."""
+"""Protobuf messages are encoded as by Go: against recorded bytes, JSON and field masks."""
 
 from __future__ import annotations
 

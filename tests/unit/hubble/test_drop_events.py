@@ -1,4 +1,4 @@
-"""Drops as events of Kubernetes: which are reported, with which words, and how often."""
+"""Drops as Kubernetes Events: which are reported, their text, and their rate."""
 
 from __future__ import annotations
 

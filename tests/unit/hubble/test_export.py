@@ -1,4 +1,4 @@
-"""Files of events: lines as recorded, rotation, and the watched file of flow logs."""
+"""Exported flow files: lines as recorded, rotation, and the watched configuration."""
 
 from __future__ import annotations
 

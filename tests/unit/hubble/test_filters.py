@@ -1,4 +1,4 @@
-"""Filters let through what Cilium's Hubble lets through."""
+"""Flow filters match as in Cilium's Hubble."""
 
 from __future__ import annotations
 

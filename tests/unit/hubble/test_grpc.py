@@ -1,4 +1,4 @@
-"""The gRPC server, called by grpcio as a client that is not ours, and by frames that no such client sends."""
+"""The gRPC server with grpcio as an independent client, and with invalid frames."""
 
 from __future__ import annotations
 

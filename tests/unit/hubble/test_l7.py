@@ -1,4 +1,4 @@
-"""What proxies log becomes the flows that Cilium's Hubble makes of it."""
+"""Proxy log records become the flows of Cilium's Hubble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of flows as recorded of Cilium: options, contexts, series, exemplars, pods that are no more."""
+"""Flow metrics as recorded of Cilium: options, contexts, series, exemplars, deleted pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of the datapath become the flows that Cilium's Hubble makes of them."""
+"""Datapath records become the flows of Cilium's Hubble."""
 
 from __future__ import annotations
 

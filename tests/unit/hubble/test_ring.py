@@ -1,4 +1,4 @@
-"""Queries of the ring: what clients get of the events that this node saw."""
+"""Queries of the flow ring by clients."""
 
 from __future__ import annotations
 

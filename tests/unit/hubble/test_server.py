@@ -1,4 +1,4 @@
-"""Hubble's sockets: what they answer to grpcio and to hive's own client, with TLS and without its files."""
+"""Hubble's sockets with grpcio and hive's own client, with TLS and without its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent knows and reports becomes flows and agent events: from its tables to the ring."""
+"""Flows and agent events from the agent's tables to the ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of the ring's readers: one at a time, in their order, clients' with pauses while pods are added."""
+"""Scheduling of ring readers: one at a time, in order, with pauses while pods are added."""
 
 from __future__ import annotations
 

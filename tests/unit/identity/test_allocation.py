@@ -1,4 +1,4 @@
-"""Identities agreed upon by CiliumIdentity objects, over a fake API server."""
+"""Identity allocation by CiliumIdentity objects, over a fake API server."""
 
 from __future__ import annotations
 

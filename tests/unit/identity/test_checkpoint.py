@@ -1,4 +1,4 @@
-"""Numbers of this node's own identities stay over a restart, and belong to no other meanwhile."""
+"""Local identity numbers survive a restart, and are not reused meanwhile."""
 
 from __future__ import annotations
 

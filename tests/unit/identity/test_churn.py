@@ -1,4 +1,4 @@
-"""Three times as many identities as there are numbers come and go: none is left, numbers return late."""
+"""Churn of three times as many identities as numbers: none leaks, numbers are reused late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which labels make identities, by the settings; and the identities of well-known pods."""
+"""Identity-relevant labels by the settings, and identities of well-known pods."""
 
 from __future__ import annotations
 
