@@ -125,14 +125,19 @@ class MessageType(FieldType):
         return from_json(self._cls, value)
 
     def select(self, value: WireMessage | None, mask: MaskTree) -> WireMessage:
-        """Return a message with the selected fields only; an empty one if `value` is None."""
-        values: dict[str, Any] = {}
+        """Return a message with the selected fields only; an empty one if `value` is None.
+
+        Of a oneof only the member that the original has is set; without it, the first selected one.
+        """
+        oneofs, values = _layout(self._cls).oneofs, dict[str, Any]()
         for name, (member, below) in mask.items():
             current = None if value is None else getattr(value, name)
-            if below:
-                values[name] = member.type.select(current, below)
-            elif current is not None:
-                values[name] = current
+            others = oneofs.get(member.wire.number, ())
+            if current is None and (not below or any(other in values for other in others)):
+                continue
+            for other in others:
+                values.pop(other, None)
+            values[name] = member.type.select(current, below) if below else current
         return self._cls(**values)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from cells.cluster.identity.numbers import RESERVED_IDENTITIES
+from cells.cluster.identity.numbers import RESERVED_IDENTITIES, UNKNOWN
 from cells.config import AgentConfig
 from cells.hubble.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
@@ -185,6 +185,8 @@ def _peer(endpoint: FlowEndpoint | None, address: str) -> str:
     labels = RESERVED_IDENTITIES.get(endpoint.identity) if endpoint is not None else None
     if labels:
         return f"{labels[0].removeprefix('reserved:')} ({address})"
+    if endpoint is None or endpoint.identity == UNKNOWN:
+        return f"unknown ({address})"
     return address
 
 

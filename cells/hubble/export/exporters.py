@@ -5,9 +5,10 @@ Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,7 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 from msgspec import Meta
 
+from cells.base.metrics import MetricFamily, counter, gauge
 from cells.config.drift import file_changes
 from cells.hubble.hubble import Hubble
 from lifecycle import Health, Jobs, Logger, Settings
@@ -92,12 +94,14 @@ class Exporters:
         self._log = log
         self._running: dict[str, tuple[FlowLog, CancelScope]] = {}
         self._configured: dict[str, FlowLog] = {}
+        self._applied: tuple[int, float] | None = None
+        """Hash of the applied contents of the watched file, and the time in seconds since 1970."""
         self._refused = ""
         """Why the current contents of the watched file are invalid."""
         self._failing: dict[str, str] = {}
         """Why a log cannot be written, by its name."""
         self.reconfigurations: Counter[str] = Counter()
-        """Number of changes to flow logs by result: added, updated, removed, failure."""
+        """Number of changes to flow logs by operation: add, update, remove, failure (of the file)."""
         if hubble.observer is None:
             return
         self._flows = hubble.observer
@@ -110,6 +114,22 @@ class Exporters:
     def active(self) -> Mapping[str, bool]:
         """Whether events are being written, for each entry of the watched file."""
         return {name: name in self._running for name in self._configured}
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Return the metrics of the watched file's flow logs; none without such a file."""
+        if not self._settings.hubble_flowlogs_config_path:
+            return
+        prefix, active = "hubble_dynamic_exporter", Counter(self.active.values())
+        counts = {"active": active[True], "inactive": active[False]}
+        yield gauge(f"{prefix}_exporters_total", "Number of configured exporters", counts, "status")
+        up = {name: float(on) for name, on in self.active.items()}
+        yield gauge(f"{prefix}_up", "Status of individual exporters", up, "name")
+        text = "Number of dynamic exporters reconfigurations"
+        yield counter(f"{prefix}_reconfigurations_total", text, self.reconfigurations, "op")
+        if self._applied is not None:
+            digest, applied_at = self._applied
+            yield gauge(f"{prefix}_config_hash", "Hash of last applied config", digest)
+            yield gauge(f"{prefix}_config_last_applied", "Timestamp of last applied config", applied_at)
 
     async def _export(self) -> None:
         await self._write(self._settings.flow_log)
@@ -177,20 +197,44 @@ class Exporters:
                 self._read(path, tasks)
 
     def _read(self, path: Path, tasks: TaskGroup) -> None:
+        """Apply the watched file.
+
+        If it is invalid, all flow logs stay as they are; if an entry is, the flow log of its name does.
+        """
         from cells.hubble.export.files import parse_flow_logs
 
         try:
-            wanted = {one.name: one for one in parse_flow_logs(path.read_bytes().decode())}
-            for one in wanted.values():
-                one.check()
+            contents = path.read_bytes()
+            parsed = parse_flow_logs(contents.decode())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            self._refused = f"hubble-flowlogs-config-path={path}: {reason}; flow logs stay as they were"
             self.reconfigurations["failure"] += 1
-            self._log.warning(self._refused)
-            self._report()
+            self._refuse(f"{reason}; flow logs stay as they were")
             return
-        self._refused = ""
+        wanted: dict[str, FlowLog] = {}
+        refused: list[str] = []
+        for one in parsed:
+            try:
+                one.check()
+                wanted[one.name] = one
+            except ValueError as error:
+                refused.append(str(error))
+                if one.name in self._configured:
+                    wanted[one.name] = self._configured[one.name]
+        self._apply(wanted, tasks)
+        digest = hashlib.md5(contents, usedforsecurity=False).digest()
+        self._applied = int.from_bytes(digest[:8], "little"), time.time()
+        self._refuse(f"{'; '.join(refused)}; these flow logs stay as they were" if refused else "")
+
+    def _refuse(self, reason: str) -> None:
+        """Report why the watched file is not applied, or not all of it; empty if it is."""
+        path = self._settings.hubble_flowlogs_config_path
+        self._refused = f"hubble-flowlogs-config-path={path}: {reason}" if reason else ""
+        if reason:
+            self._log.warning(self._refused)
+        self._report()
+
+    def _apply(self, wanted: dict[str, FlowLog], tasks: TaskGroup) -> None:
         for name in self._configured.keys() - wanted.keys():
             self.reconfigurations["remove"] += 1
             self._stop(name)
@@ -207,7 +251,6 @@ class Exporters:
                 self._running[name] = one, scope
                 tasks.start_soon(self._run, one, scope)
         self._configured = wanted
-        self._report()
 
     def _stop(self, name: str) -> None:
         running = self._running.pop(name, None)

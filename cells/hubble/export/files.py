@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -28,6 +30,8 @@ from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter
 from cells.hubble.observer import SeenEvent
 from cells.hubble.rpc.observer import ExportEvent
 from cells.hubble.scalars import DecodeError, parse_rfc3339
+
+_COMPRESSED: Final = ".gz"
 
 
 def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
@@ -106,18 +110,36 @@ class Lines:
         return msgspec.json.encode(to_json(message)) + b"\n"
 
 
+class _FlowLogLoader(yaml.SafeLoader):
+    """Leaves timestamps as text, as Cilium's YAML parser does: ``end`` must be an RFC 3339 time."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML declares it
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def parse_flow_logs(text: str) -> list[FlowLog]:
-    """Parse the YAML file of flow logs. Raises ValueError (one line)."""
+    """Parse the first document of the YAML file of flow logs. Raises ValueError (one line).
+
+    Keys match in any case and unknown ones are ignored, as in Go's JSON decoder. Filters and field masks are
+    not compiled: FlowLog.check() does that for each entry.
+    """
     try:
-        tree = yaml.safe_load(text)
+        tree = next(yaml.load_all(text, _FlowLogLoader), None)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     if tree is None:
         return []
-    entries = tree.get("flowLogs") if isinstance(tree, dict) else tree
+    entries = _keys(tree).get("flowlogs") if isinstance(tree, dict) else tree
     if not isinstance(tree, dict) or not isinstance(entries, list | None):
         raise ValueError("expected a mapping with a list flowLogs")  # noqa: TRY004  # it is about a text
-    found = [_flow_log(entry) for entry in entries or []]
+    found = []
+    for number, entry in enumerate(entries or []):
+        try:
+            found.append(_flow_log(entry))
+        except DecodeError as error:
+            raise ValueError(f"flowLogs[{number}]: {error}") from error
     for what, values in (("name", [one.name for one in found]), ("filePath", [one.path for one in found])):
         for value, count in Counter(values).items():
             if count > 1:
@@ -125,28 +147,53 @@ def parse_flow_logs(text: str) -> list[FlowLog]:
     return found
 
 
+def _keys(tree: Mapping[object, Any]) -> dict[str, Any]:
+    return {str(key).lower(): value for key, value in tree.items()}
+
+
 def _flow_log(entry: object) -> FlowLog:
-    if not isinstance(entry, Mapping) or not entry.get("name") or not entry.get("filePath"):
-        raise ValueError("flowLogs: an entry has no name or no filePath")
-    end = entry.get("end")
-    try:
-        return FlowLog(
-            str(entry["name"]),
-            str(entry["filePath"]),
-            tuple(map(str, entry.get("fieldMask") or ())),
-            tuple(from_json(FlowFilter, one) for one in entry.get("includeFilters") or ()),
-            tuple(from_json(FlowFilter, one) for one in entry.get("excludeFilters") or ()),
-            None if end is None else _time(end),
-        )
-    except (DecodeError, TypeError) as error:
-        raise ValueError(f"flowLogs: {entry['name']}: {error}") from error
+    """Raises DecodeError."""
+    fields = _keys(entry) if isinstance(entry, Mapping) else {}
+    name, path = _text(fields.get("name")), _text(fields.get("filepath"))
+    if not name or not path:
+        raise DecodeError("expected a name and a filePath")
+    return FlowLog(
+        name,
+        path,
+        tuple(map(_text, _list(fields, "fieldMask"))),
+        tuple(map(_filter, _list(fields, "includeFilters"))),
+        tuple(map(_filter, _list(fields, "excludeFilters"))),
+        _end(fields.get("end")),
+    )
 
 
-def _time(end: object) -> int:
-    """Return the time in nanoseconds since 1970; the YAML parser may have converted it to a datetime."""
-    if isinstance(end, datetime):
-        return int((end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
-    return parse_rfc3339(str(end))
+def _text(value: object) -> str:
+    """Return a scalar as text: numbers and booleans need no quotes. Raises DecodeError."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float | None):
+        return "" if value is None else str(value)
+    raise DecodeError(f"invalid value {value!r}: expected a text")
+
+
+def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value = fields.get(name.lower())
+    if not isinstance(value, list | None):
+        raise DecodeError(f"{name}: expected a list, got {value!r}")
+    return value or []
+
+
+def _filter(tree: object) -> FlowFilter:
+    return FlowFilter() if tree is None else from_json(FlowFilter, tree)
+
+
+def _end(value: object) -> int | None:
+    """Return the time in nanoseconds since 1970. Raises DecodeError unless it is RFC 3339 or absent."""
+    if isinstance(value, str):
+        return parse_rfc3339(value)
+    if value is not None:
+        raise DecodeError(f"invalid time {value!r}: not RFC 3339")
+    return None
 
 
 class RotatingFile:
@@ -202,24 +249,36 @@ class RotatingFile:
             raise
         self._written += len(data)
 
-    def _open(self) -> None:
+    def _open(self, replaced: os.stat_result | None = None) -> None:
+        """Open or create the file; a new one gets mode and owner of the renamed one, else mode 0600."""
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
+        if replaced is not None:
+            _copy_access(replaced, descriptor)
         self._written = os.fstat(descriptor).st_size
+        self._clean_up()
 
     def _rotate(self) -> None:
         self.close()
-        backup = self._backup()
-        self._path.rename(backup)
-        if self._compress:
-            with backup.open("rb") as full, gzip.open(f"{backup}.gz", "wb") as small:
-                shutil.copyfileobj(full, small)
-            backup.unlink()
+        status = self._path.stat()
+        self._path.rename(self._backup())
+        self._open(status)
+
+    def _clean_up(self) -> None:
+        """Remove the oldest backups and compress the others, also those of an earlier process."""
+        found = self.backups()
         if self._backups:
-            for old in self.backups()[: -self._backups]:
-                old.unlink(missing_ok=True)
-        self._open()
+            names = sorted({_uncompressed(each) for each in found})
+            removed = set(names[: -self._backups])
+            for each in found:
+                if _uncompressed(each) in removed:
+                    each.unlink(missing_ok=True)
+            found = [each for each in found if _uncompressed(each) not in removed]
+        if self._compress:
+            for each in found:
+                if each == _uncompressed(each):
+                    _compress(each)
 
     def _backup(self) -> Path:
         """Return a name for the full file that sorts after all other backups."""
@@ -238,6 +297,30 @@ class RotatingFile:
             + r"(\.gz)?"
         )
         return sorted(each for each in self._path.parent.iterdir() if name.fullmatch(each.name))
+
+
+def _uncompressed(backup: Path) -> Path:
+    return backup.with_suffix("") if backup.suffix == _COMPRESSED else backup
+
+
+def _compress(backup: Path) -> None:
+    """Replace a backup by a compressed file with the same mode and owner. Raises OSError."""
+    partial, target = backup.with_name(f"{backup.name}{_COMPRESSED}.tmp"), f"{backup}{_COMPRESSED}"
+    with backup.open("rb") as full:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            _copy_access(os.fstat(full.fileno()), descriptor)
+            with gzip.GzipFile(backup.name, "wb", fileobj=file) as small:
+                shutil.copyfileobj(full, small)
+            file.flush()
+            os.fsync(descriptor)
+    partial.replace(target)
+    backup.unlink()
+
+
+def _copy_access(source: os.stat_result, descriptor: int) -> None:
+    os.fchmod(descriptor, stat.S_IMODE(source.st_mode))
+    os.fchown(descriptor, source.st_uid, source.st_gid)
 
 
 class StandardOutput:

@@ -13,7 +13,7 @@ from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 from cells.hubble.enums import TrafficDirection
 from cells.hubble.flow import Flow, FlowEndpoint
 
-_APP_LABELS: Final = ("k8s:app.kubernetes.io/name=", "k8s:k8s-app=", "k8s:app=")
+_APP_LABELS: Final = ("k8s:app.kubernetes.io/name", "k8s:k8s-app", "k8s:app")
 DIRECTIONS: Final[dict[int, str]] = {
     TrafficDirection.INGRESS: "ingress",
     TrafficDirection.EGRESS: "egress",
@@ -57,11 +57,11 @@ class FlowEnd:
 
     @property
     def app(self) -> str:
-        """Value of its first label that names an application."""
+        """Value of its first label that names an application and is not empty."""
         for label in self.endpoint.labels:
-            for prefix in _APP_LABELS:
-                if label.startswith(prefix):
-                    return label.removeprefix(prefix)
+            name, _, value = label.partition("=")
+            if value and name in _APP_LABELS:
+                return value
         return ""
 
     @property

@@ -16,6 +16,7 @@ import anyio
 from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 from cells.config.drift import file_changes
 from cells.endpoint import Endpoint
+from cells.hubble.export.exporters import Exporters
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
@@ -101,12 +102,14 @@ class HubbleMetrics:
         hubble: Hubble,
         settings: HubbleMetricsSettings,
         *,
+        exporters: Exporters,
         endpoints: Table[int, Endpoint],
         jobs: Jobs,
         health: Health,
         log: Logger,
     ) -> None:
         self._settings = settings
+        self.exporters = exporters
         self._endpoints = endpoints
         self._health = health.child("metrics-file")
         self._log = log
@@ -292,6 +295,7 @@ class HubbleMetricsServer:
             dict(self._durations),
             "code",
         )
+        yield from self._metrics.exporters.families()
         names = ("started", "received", "sent", "handled")
         totals: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in names}
         for counts in self._grpc.counts:

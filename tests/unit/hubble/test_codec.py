@@ -63,6 +63,14 @@ def test_a_field_mask_keeps_what_it_names(case: dict[str, Any]) -> None:
     assert [to_json(each) for each in masked] == case["out"]
 
 
+def test_a_mask_of_two_members_of_a_oneof_keeps_the_one_that_is_set() -> None:
+    mask = FieldMask.parse(["l4.UDP.source_port", "l4.TCP.source_port", "l7.dns", "l7.http.url"], Flow)
+    udp = Flow(l4=Layer4(UDP=flow.UDP(source_port=53)), l7=flow.Layer7(http=flow.HTTP(url="/a", code=200)))
+    selected = Flow(l4=udp.l4, l7=flow.Layer7(http=flow.HTTP(url="/a")))
+    assert mask.apply(udp) == selected
+    assert decode(Flow, encode(mask.apply(udp))) == selected
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\x0a", b"\x0a\x05ab", b"\x80" * 11, b"\x0b", b"\x0f", b"\x92\x02\x02\xff\xfe", b"\x00\x01"],

@@ -99,6 +99,31 @@ def test_flow_logs_are_read_as_recorded(case: dict[str, Any]) -> None:
     assert [end is not None for end in ends] == ["end" in one for one in case["flow_logs"] or []]
 
 
+ENTRY = "flowLogs:\n- name: a\n  filePath: /a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ENTRY + "  end: 2023-10-09T23:59:59\n", "not RFC 3339"),
+        (ENTRY + "  end: 2023-10-09 23:59:59\n", "not RFC 3339"),
+        (ENTRY + "  end: 5\n", "not RFC 3339"),
+        (ENTRY + "  fieldMask: time\n", "fieldMask: expected a list"),
+        (ENTRY + "  excludeFilters: {}\n", "excludeFilters: expected a list"),
+        ("flowLogs:\n- name: [a]\n  filePath: /a\n", "expected a text"),
+    ],
+)
+def test_a_flow_log_that_cilium_refuses_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_flow_logs(text)
+
+
+def test_flow_logs_are_read_as_json_is_in_go() -> None:
+    """Keys match in any case, numbers and booleans are texts, and only the first document counts."""
+    text = "flowlogs:\n- Name: true\n  FilePath: 5\n  END: 2023-10-09T23:59:59.5Z\n---\nflowLogs: nonsense\n"
+    assert parse_flow_logs(text) == [FlowLog("true", "5", end=1_696_895_999_500_000_000)]
+
+
 def test_a_full_file_is_renamed_and_the_newest_stay(tmp_path: Path) -> None:
     file = RotatingFile(tmp_path / "logs" / "events.log", size=100, backups=2, compress=False)
     for number in range(40):
@@ -121,6 +146,33 @@ def test_renamed_files_are_compressed_and_appending_goes_on(tmp_path: Path) -> N
     (backup,) = file.backups()
     assert gzip.decompress(backup.read_bytes()) == b"x" * 99 + b"\n"
     assert path.read_bytes() == b"next\n"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_backups_and_the_new_file_keep_mode_and_owner(tmp_path: Path, *, compress: bool) -> None:
+    path = tmp_path / "events.log"
+    path.write_bytes(b"x" * 99 + b"\n")
+    path.chmod(0o640)
+    file = RotatingFile(path, size=100, backups=0, compress=compress)
+    file.write([b"next\n"])
+    file.close()
+    (backup,) = file.backups()
+    assert backup.suffix == (".gz" if compress else ".log")
+    found = [each.stat() for each in (path, backup)]
+    assert [(each.st_mode & 0o777, each.st_uid) for each in found] == [(0o640, os.geteuid())] * 2
+    assert sorted(tmp_path.iterdir()) == sorted([path, backup])
+
+
+def test_backups_of_an_earlier_process_are_compressed_and_limited(tmp_path: Path) -> None:
+    stamps = [f"events-2023-11-14T22-13-2{number}.000.log" for number in range(4)]
+    for name in stamps:
+        (tmp_path / name).write_bytes(b"old\n")
+    (tmp_path / f"{stamps[3]}.gz").write_bytes(b"half")  # the agent ended while it compressed
+    file = RotatingFile(tmp_path / "events.log", size=100, backups=2, compress=True)
+    file.write([b"one\n"])
+    file.close()
+    assert [each.name for each in file.backups()] == [f"{name}.gz" for name in stamps[2:]]
+    assert [gzip.decompress(each.read_bytes()) for each in file.backups()] == [b"old\n"] * 2
 
 
 @asynccontextmanager
@@ -206,6 +258,41 @@ async def test_the_watched_file_begins_and_ends_flow_logs(tmp_path: Path) -> Non
         use("flowLogs:\n" + entry("b"))
         await eventually(lambda: exporters.active == {"b": True})
         assert exporters.reconfigurations == {"add": 3, "remove": 2, "failure": 1}
+
+
+@pytest.mark.anyio
+async def test_an_invalid_flow_log_leaves_the_others_of_its_file_in_force(tmp_path: Path) -> None:
+    flows, file = observer(), tmp_path / "flowlogs.yaml"
+
+    def entry(name: str, more: str = "") -> str:
+        return f"- {{name: {name}, filePath: {tmp_path}/{name}.log{more}}}\n"
+
+    def use(*entries: str) -> None:
+        (tmp_path / "new").write_text("flowLogs:\n" + "".join(entries))
+        (tmp_path / "new").replace(file)
+
+    use(entry("a"), entry("c"))
+    async with exporting(flows, **{"hubble-flowlogs-config-path": str(file)}) as hive:
+        exporters = hive.get(Exporters)
+
+        def messages() -> str:
+            return " ".join(one.message for one in hive.get(HealthTree).snapshot())
+
+        await eventually(lambda: exporters.active == {"a": True, "c": True})
+        regex = ', includeFilters: [{dns_query: ["("]}]'
+        use(entry("a", ", fieldMask: [nope]"), entry("b"), entry("new", regex))
+        await eventually(lambda: exporters.active == {"a": True, "b": True})
+        assert exporters.reconfigurations == {"add": 3, "remove": 1}
+        assert "a: the field mask has 'nope'" in messages()
+        assert "new: " in messages()
+
+        def written() -> bool:
+            add(flows, "one")
+            return "one" in uuids(tmp_path / "a.log") and "one" in uuids(tmp_path / "b.log")
+
+        await eventually(written)
+        use(entry("a"), entry("b"))
+        await eventually(lambda: "2 of 2 flow logs are written" in messages())
 
 
 @pytest.mark.anyio

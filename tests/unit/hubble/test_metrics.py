@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cells.hubble.codec import from_json
-from cells.hubble.flow import Flow, FlowFilter
+from cells.hubble.flow import Flow, FlowEndpoint, FlowFilter
 from cells.hubble.metrics.kinds import FlowMetrics, MetricEntry, configured_metrics, metrics_of
 from cells.hubble.metrics.series import MetricOptionsError, openmetrics
 from lifecycle.process import exposition
@@ -80,6 +80,16 @@ def test_every_label_of_dns_is_called_what_it_is() -> None:
     labels = "source_pod,source_namespace,destination_pod,destination_namespace,traffic_direction"
     metrics = fed({"hubble_metrics": [f"dns:labelsContext={labels}"]})
     assert all("rcode" in metric.labels for metric in metrics.all() if "types" not in metric.name)
+
+
+def test_an_empty_label_names_no_application() -> None:
+    labels = ["k8s:app=", "k8s:app.kubernetes.io/name=web=1", "k8s:k8s-app=dns"]
+    metrics = FlowMetrics(metrics_of(["flow:sourceContext=app;labelsContext=destination_app"]))
+    metrics.process(Flow(source=FlowEndpoint(labels=labels), destination=FlowEndpoint(labels=labels[:1])))
+    (series,) = metrics.all()
+    (values,) = series.series
+    found = dict(zip(series.labels, values, strict=True))
+    assert (found["source"], found["destination_app"]) == ("web=1", "")
 
 
 CONFIGURED = """

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import io
 import json
 import shutil
 import ssl
 import stat
-import urllib.request
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,14 +21,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
-from cells.endpoint import Endpoint
 from cells.hubble.codec import decode, encode, to_json
-from cells.hubble.enums import FlowVerdict
-from cells.hubble.flow import Flow, FlowEndpoint
-from cells.hubble.hubble import Hubble
-from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
-from cells.hubble.observer import FlowObserver
-from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.rpc.observer import (
     ChangeNotification,
     GetFlowsRequest,
@@ -47,71 +36,19 @@ from hive.observe.hubble import run
 from lifecycle import (
     Change,
     HealthTree,
-    Hive,
-    ReadTable,
     StartError,
-    Table,
-    config,
-    invoke,
-    module,
-    provide,
-    replace,
-    supply,
 )
-from lifecycle.testing import eventually, fake
+from lifecycle.testing import eventually
 from tests.support.apiserver.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.recordings import recordings
+from tests.unit.hubble.serving import degraded, in_thread, serving
 
 pytestmark = pytest.mark.anyio
 DATA = recordings("hubble")
 RECORDED = json.loads((DATA / "cli.json").read_text())
 NAME = "api.test"
 """A name that the certificates of the tests cover."""
-
-
-def observer() -> FlowObserver:
-    """Three flows, of which the second was dropped."""
-    origin = FlowOrigin(node_name="default/n1")
-    flows = FlowObserver(7, origin, Parser(origin), "cilium v1.17.0")
-    for second, verdict in enumerate((FlowVerdict.FORWARDED, FlowVerdict.DROPPED, FlowVerdict.FORWARDED)):
-        when = (1_700_000_000 + second) * 1_000_000_000
-        source = FlowEndpoint(namespace="ns1", pod_name=f"pod-{second}")
-        flow = Flow(time=when, uuid=f"flow-{second}", verdict=verdict, source=source, node_name="default/n1")
-        flows.add_event(flow, when)
-    return flows
-
-
-def node(name: str, address: str, cluster: str = "default") -> ClusterNode:
-    ip = NodeIP("InternalIP", ip_address(address))
-    return ClusterNode(cluster=cluster, name=name, source=Source.CUSTOM_RESOURCE, addresses=(ip,))
-
-
-@asynccontextmanager
-async def serving(folder: Path, **settings: object) -> AsyncIterator[Hive]:
-    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
-    nodes.put(node("n1", "192.168.1.1"))
-    hubble = fake(Hubble, observer=observer())
-    hive = Hive(
-        module(
-            "hubble",
-            "Hubble's sockets",
-            config(HubbleServerSettings),
-            config(HubbleMetricsSettings),
-            provide(HubbleServer, HubbleMetrics, HubbleMetricsServer),
-            invoke(HubbleServer, HubbleMetrics, HubbleMetricsServer),
-            replace(Hubble, hubble),
-            supply(nodes, ReadTable[str, ClusterNode]),
-            supply(Table[int, Endpoint]("endpoints", key=lambda row: row.id), Table[int, Endpoint]),
-        ),
-        settings={"hubble-socket-path": str(folder / "hubble.sock"), **settings},
-    )
-    async with hive.started():
-        yield hive
-
-
-async def in_thread(call: Callable[[], Any]) -> Any:
-    return await anyio.to_thread.run_sync(call)
 
 
 def hubble(*words: str) -> tuple[int, str, str]:
@@ -297,107 +234,6 @@ async def test_the_port_takes_clients_with_a_certificate_alone(tmp_path: Path) -
         old.load_cert_chain(*client)
         with pytest.raises((ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream)):
             await anyio.connect_tcp("127.0.0.1", port, tls=True, ssl_context=old, tls_hostname=NAME)
-
-
-def scraped(port: int, authority: Authority, certificate: tuple[Path, Path] | None = None) -> str:
-    """The metrics of flows, twice over one connection; empty for a server or client that is not trusted."""
-    context = ssl.create_default_context(cafile=str(authority.certificate))
-    context.check_hostname = False
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
-    texts = []
-    with contextlib.closing(connection):
-        for _ in range(2):
-            try:
-                connection.request("GET", "/metrics")
-                texts.append(connection.getresponse().read().decode())
-            except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
-                return ""
-            assert isinstance(connection.sock, ssl.SSLSocket)
-            assert connection.sock.version() == "TLSv1.3"
-    return "".join(texts)
-
-
-async def test_metrics_are_served_with_tls_to_clients_with_a_certificate_alone(tmp_path: Path) -> None:
-    authority, port = Authority(tmp_path), free_port()
-    client = authority.issue("client", "/CN=prometheus")
-    settings = {
-        "hubble-metrics": "flow drop",
-        "hubble-metrics-server": f"127.0.0.1:{port}",
-        "hubble-metrics-server-enable-tls": True,
-        "hubble-metrics-server-tls-cert-file": str(tmp_path / "server.crt"),
-        "hubble-metrics-server-tls-key-file": str(tmp_path / "server.key"),
-        "hubble-metrics-server-tls-client-ca-files": (str(authority.certificate),),
-    }
-    async with serving(tmp_path, **settings) as hive:
-        wrong = f"{tmp_path}/server.crt: No such file or directory; no metrics are served"
-        await eventually(lambda: wrong in degraded(hive, "metrics-server"))
-        assert await in_thread(lambda: scraped(port, authority, client)) == "", "there is no certificate yet"
-        authority.issue("server", "/CN=server")
-        await eventually(lambda: not degraded(hive, "metrics-server"))
-        text = await in_thread(lambda: scraped(port, authority, client))
-        assert text.count('hubble_metrics_http_handler_requests_total{code="200"} 1') == 1
-        assert await in_thread(lambda: scraped(port, authority)) == ""
-        with pytest.raises((http.client.HTTPException, ConnectionError)):
-            await in_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10))
-        assert await in_thread(lambda: scraped(port, authority, client))
-        key, good = tmp_path / "server.key", (tmp_path / "server.key").read_text()
-        await anyio.Path(key).write_text("half")
-        await eventually(lambda: "the last good ones are" in degraded(hive, "metrics-server"))
-        assert await in_thread(lambda: scraped(port, authority, client)), "by the last good certificate"
-        await anyio.Path(key).write_text(good)
-        await eventually(lambda: not degraded(hive, "metrics-server"))
-
-
-def degraded(hive: Hive, part: str) -> str:
-    """Why this part of Hubble is degraded; empty when it is not."""
-    found = {one.module: one for one in hive.get(HealthTree).snapshot()}
-    one = found.get(f"hubble.{part}" if part else "hubble")
-    return one.message if one is not None and one.level == "degraded" else ""
-
-
-async def test_the_file_of_metrics_is_followed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "dynamic" / "metrics.yaml"
-    of_flows = {"hubble_flows_processed_total", "hubble_drop_total", "hubble_icmp_total"}
-
-    async with serving(tmp_path, **{"hubble-dynamic-metrics-config-path": str(file)}) as hive:
-        metrics = hive.get(HubbleMetrics)
-
-        async def asked_for(text: str, *names: str) -> None:
-            whole = anyio.Path(f"{file}.new")
-            await anyio.Path(file.parent).mkdir(exist_ok=True)
-            await whole.write_text(text)
-            await whole.rename(file)
-            await eventually(lambda: {one.name for one in metrics.flows.families()} == set(names))
-
-        await eventually(lambda: f"{file}: No such file or directory" in degraded(hive, "metrics-file"))
-        assert metrics.flows.families() == [], "there is no file yet"
-        await asked_for("metrics: [{name: drop}]", "hubble_drop_total")
-        assert not degraded(hive, "metrics-file")
-        await asked_for("metrics: [{name: icmp}, {name: flow}]", *of_flows - {"hubble_drop_total"})
-        await asked_for("metrics: [{name: what}]", *of_flows - {"hubble_drop_total"})
-        await eventually(lambda: "'what' does not exist; metrics stay as they were" in capfd.readouterr().err)
-        assert "'what' does not exist; metrics stay as they were" in degraded(hive, "metrics-file")
-        assert len(metrics.flows.families()) == 2
-        await asked_for("metrics: []")
-        assert not degraded(hive, "metrics-file")
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        (
-            {"hubble_metrics": "drop", "hubble_dynamic_metrics_config_path": "x"},
-            "only one of them may be set",
-        ),
-        ({"hubble_metrics_server_enable_tls": True}, "without hubble-metrics-server-tls-cert-file"),
-        ({"hubble_metrics_server_tls_client_ca_files": ("ca.crt",)}, "every client would be served"),
-    ],
-)
-def test_settings_of_metrics_that_cannot_all_hold_are_refused(more: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        HubbleMetricsSettings(**more).validate()
 
 
 async def test_files_that_change_are_read_for_the_next_client(tmp_path: Path) -> None:
