@@ -103,16 +103,19 @@ class Responder:
     def __init__(self, kernel: ResponderKernel) -> None:
         self._kernel = kernel
         self._announced: dict[L2ResponderKey, str] = {}
-        """The MAC that was last announced. Addresses of an earlier agent count as announced."""
+        """The MAC that was last announced by this agent.
+
+        Addresses of an earlier agent are announced again: meanwhile, another node may have announced them.
+        """
 
     async def observe(self) -> Mapping[L2ResponderKey, None]:
         """The present keys."""
         return dict.fromkeys(self._kernel.held())
 
     def matches(self, row: L2Announcement, observed: None) -> bool:
-        """Whether this agent, or an earlier one, announced this MAC to the network."""
+        """Whether this agent announced this MAC to the network."""
         del observed
-        return self._announced.setdefault(L2ResponderKey(row.ip, row.ifindex), row.mac) == row.mac
+        return self._announced.get(L2ResponderKey(row.ip, row.ifindex)) == row.mac
 
     async def put(self, batch: Mapping[L2ResponderKey, L2Announcement]) -> None:
         """Answer for addresses, and announce new ones by gratuitous ARP. Raises BatchError."""

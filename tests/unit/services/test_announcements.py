@@ -224,10 +224,19 @@ async def test_a_failed_l2_announcement_is_retried_and_none_is_sent_twice() -> N
     assert target.matches(row, (await target.observe())[key])
     await target.put({key: row})
     assert kernel.announced == [("eth2", str(VIP))]
-    restarted = Responder(kernel)
-    assert restarted.matches(row, (await restarted.observe())[key]), (
-        "what an earlier agent answered for is no news"
-    )
+
+
+async def test_an_address_of_an_earlier_agent_is_announced_again() -> None:
+    """Another node may have had it since, and its MAC is in the neighbours' tables."""
+    kernel = FakeKernel()
+    key = L2ResponderKey(VIP, 2)
+    kernel.keys = {key: 7}
+    row = L2Announcement(VIP, 2, "eth2", "0a:00:00:00:00:02", ("shop/web",))
+    target = Responder(kernel)
+    assert not target.matches(row, (await target.observe())[key])
+    await target.put({key: row})
+    assert kernel.announced == [("eth2", str(VIP))]
+    assert target.matches(row, (await target.observe())[key])
 
 
 def test_the_frame_is_an_announcement() -> None:
@@ -427,8 +436,8 @@ async def test_addresses_of_an_earlier_agent_stay_announced_until_their_lease_is
     async with agent(url(server), tmp_path, "a", kernel):
         await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         await eventually(lambda: kernel.moments != [])
+        await eventually(lambda: kernel.announced == [("eth2", str(VIP))])
     assert kernel.keys == {L2ResponderKey(VIP, 2): 7}, "taken over with its count"
-    assert kernel.announced == []
 
 
 def roles(*, announced: bool) -> list[dict[str, Any]]:
