@@ -9,9 +9,9 @@ from typing import Any, Final
 
 DIFFERENT_KEYS: Final = {
     "prometheus-serve-addr": "metrics of agents are served by default",
-    "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
-    "set-cilium-is-up-condition": "false is said, since left out it would mean true",
-    "remove-cilium-node-taints": "false is said, since left out it would mean true",
+    "cluster-pool-ipv4-cidr": "an empty list is omitted: the operator refuses to start without a value",
+    "set-cilium-is-up-condition": "false is written explicitly, since the default is true",
+    "remove-cilium-node-taints": "false is written explicitly, since the default is true",
 }
 """Keys of the ConfigMap with other values than Cilium's, and the reasons."""
 KINDS: Final = (
@@ -25,65 +25,74 @@ OBJECTS: Final = {
 }
 APART: Final = {"DaemonSet/cilium-bgp-speaker", "ServiceAccount/hubble-generate-certs"}
 """Objects that Cilium's chart does not have, or of which the recording has only the name."""
-UNSERVED: Final = "the part it is for is not built here"
-HALF: Final = "Cilium's chart follows its own value by half"
-OWN: Final = "commands of ours need neither shells nor a copy on the node"
-LEAST: Final = "only what is used is allowed"
+UNSERVED: Final = "belongs to a feature that is not built"
+HALF: Final = "Cilium's chart applies its value in some places only"
+OWN: Final = "our init containers need neither a shell nor a copy of a program on the node"
+LEAST: Final = "least privilege: only used capabilities are granted"
 DIFFERENT: Final = (
-    (r"/image$|/imagePullPolicy$", "images are our own"),
-    (r"containers/\[(cilium-agent|cilium-operator)\]/(command|args)", "commands are our own"),
+    (r"/image$|/imagePullPolicy$", "our own image"),
+    (r"containers/\[(cilium-agent|cilium-operator)\]/(command|args)", "our own command"),
     (r"initContainers/\[[a-z-]+\]/(command|args|env/\[(BIN_PATH|CGROUP_ROOT)|volumeMounts/\[~1hostbin)", OWN),
-    (r"checksum$", "the ConfigMap is another one"),
-    (r"volumes/\[cni-path\]", "no plugin is put there, nothing is mounted"),
+    (r"checksum$", "the checksum is that of our ConfigMap"),
+    (r"volumes/\[cni-path\]", "the agent installs no plugin there, so nothing is mounted"),
     (r"(volumeMounts|volumes)/\[(.*bpf|bpf-maps)\]", HALF),
     (
         r"\[cilium-agent\]/volumeMounts/\[~1host~1proc~1sys~1net\]|volumes/\[host-proc-sys-net\]",
-        "the agent looks there",
+        "the agent reads /proc/sys/net itself",
     ),
-    (r"securityContext/(capabilities/drop|seLinuxOptions)", "a privileged container needs no lists"),
+    (
+        r"securityContext/(capabilities/drop|seLinuxOptions)",
+        "a privileged container needs no capability list",
+    ),
     (
         r"\[cilium-operator\]/(liveness|readiness)Probe",
         "the kubelet does not reach the loopback of a pod's network",
     ),
-    (r"PodDisruptionBudget/cilium-operator:/spec/maxUnavailable", "Kubernetes takes one of both"),
+    (
+        r"PodDisruptionBudget/cilium-operator:/spec/maxUnavailable",
+        "Kubernetes accepts only one of maxUnavailable and minAvailable",
+    ),
     (r"\[mount-bpf-fs\]/", HALF),
     (r"/successThreshold$", "1 is Kubernetes' default"),
-    (r"(volumeMounts|volumes)/\[.*envoy.*sockets\]", "sockets are in the run directory, which is mounted"),
+    (
+        r"(volumeMounts|volumes)/\[.*envoy.*sockets\]",
+        "the sockets are in the run directory, which is mounted",
+    ),
     (
         r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
-        "no module, no iptables",
+        "the agent loads no modules and runs no iptables",
     ),
     (
         r"(volumeMounts|volumes)/\[(~1host~1proc~1sys~1kernel|host-proc-sys-kernel)\]",
-        "nothing there is changed",
+        "the agent changes nothing there",
     ),
     (
         r"(volumeMounts|volumes)/\[(.*cgroupv2|cilium-cgroup)\]",
-        "nothing of cgroups is removed with the state",
+        "clean-cilium-state removes nothing from cgroups",
     ),
-    (r"env/\[GOMEMLIMIT\]", "a Go runtime's"),
-    (r"\[cilium-agent\]/(liveness|readiness)Probe/exec", "commands are our own"),
-    (r"lifecycle/postStart", "no iptables rules of others are touched"),
+    (r"env/\[GOMEMLIMIT\]", "a setting of the Go runtime"),
+    (r"\[cilium-agent\]/(liveness|readiness)Probe/exec", "our own command"),
+    (r"lifecycle/postStart", "the agent does not change iptables rules of other programs"),
     (r"/capabilities/add$", LEAST),
     (r"/\[config\]/securityContext/|\[cilium-operator\]/securityContext/", LEAST),
     (
         r"(volumeMounts|volumes)/\[(~1etc~1cilium~1config-map|config-map)\]",
-        "the agent sees the ConfigMap change",
+        "the agent follows the mounted ConfigMap",
     ),
-    (r"clean-cilium-state\]/volumeMounts/\[.*\]", "what the plugin wrote is removed with the state"),
+    (r"clean-cilium-state\]/volumeMounts/\[.*\]", "clean-cilium-state also removes files of the plugin"),
     (
         r"template/metadata/annotations(/prometheus.io~1(port|scrape))?$|ports/\[prometheus\]",
         "metrics are served by default",
     ),
     (r"\[(envoy-admin|envoy-metrics)\]", UNSERVED),
-    (r"ports/\[peer-service\]", "it is listed with metrics of flows alone"),
+    (r"ports/\[peer-service\]", "the port is listed only with Hubble metrics"),
     (
         r"containers/\[cilium-agent\]/ports/\[hubble-metrics\]",
-        "a Service leads to it, also where a file has the metrics",
+        "the Service also needs it with metrics from a file",
     ),
-    (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
+    (r"\[cilium-agent\]/resources/requests", "the agent requests the resources that it needs"),
     (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
-    (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
+    (r"/labels/app.kubernetes.io~1part-of$", "all our objects have the label"),
 )
 """Places that differ, and the reasons."""
 

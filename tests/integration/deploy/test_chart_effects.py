@@ -22,53 +22,56 @@ REFUSED: Final = {
     "aksbyocni.enabled": "needs another mode of IPAM than the one of its context",
     "autoDirectNodeRoutes": "means nothing through the tunnel",
     "cluster.id": "a number needs a name of the cluster",
-    "cni.chainingMode": "a name of nothing",
-    "daemon.configSources": "a name of nothing",
-    "fragmentTracking": "it is always on",
-    "identityAllocationMode": "needs etcd",
-    "ipv4.enabled": "pods need one family",
-    "loadBalancer.acceleration": "a name of nothing",
-    "tunnelProtocol": "a name of nothing",
+    "cni.chainingMode": "the tried value does not exist",
+    "daemon.configSources": "the tried value does not exist",
+    "fragmentTracking": "always enabled",
+    "identityAllocationMode": "requires etcd settings",
+    "ipv4.enabled": "pods need at least one address family",
+    "loadBalancer.acceleration": "the tried value does not exist",
+    "tunnelProtocol": "the tried value does not exist",
 }
-"""Values of ours of which what was tried is refused, and why."""
+"""Values for which our chart refuses what the recording tried, and the reasons."""
 LEFT_OUT: Final = {
     "enable-svc-source-range-check",
     "remove-cilium-node-taints",
     "set-cilium-is-up-condition",
 }
-"""Keys that Cilium's chart leaves out where they are false."""
+"""Keys that Cilium's chart omits if they are false."""
 ONLY_ONE: Final = (
-    (r"env/\[KUBERNETES_SERVICE_PORT\]", "Cilium's has an empty port, here it is Kubernetes' own"),
+    (r"env/\[KUBERNETES_SERVICE_PORT\]", "empty in Cilium's chart; here Kubernetes' default port"),
     (r"\[cilium-agent\]/ports$", "metrics are served by default"),
     (r"annotations/prometheus.io/port$", "metrics are served by default"),
-    (r"\[cilium-agent\]/volumeMounts/\[~1sys~1fs~1bpf~1x\]", "Cilium's chart follows its own value by half"),
-    (r"^DaemonSet/cilium:.*/hostAliases$", "without clusters Cilium's has an empty list"),
-    (r"^Service/cilium-agent", "the part it is for is not built here"),
+    (
+        r"\[cilium-agent\]/volumeMounts/\[~1sys~1fs~1bpf~1x\]",
+        "Cilium's chart applies its value in some places only",
+    ),
+    (r"^DaemonSet/cilium:.*/hostAliases$", "Cilium's chart has an empty list without clusters"),
+    (r"^Service/cilium-agent", "belongs to a feature that is not built"),
 )
-"""Places that only one of both charts changes, and why."""
+"""Places that only one of the charts changes, and the reasons."""
 DEFAULTS: Final = (
-    (r"image\.(repository|tag|pullPolicy)$", "images are our own"),
-    (r"^resources$", "what an agent needs is asked for"),
-    (r"securityContext", "only what is used is allowed"),
+    (r"image\.(repository|tag|pullPolicy)$", "our own image"),
+    (r"^resources$", "the agent requests the resources that it needs"),
+    (r"securityContext", "least privilege: only used capabilities are granted"),
     (
         r"^bpf\.disableExternalIPMitigation$",
-        "externalIPs are served that no node has, as by Kubernetes' proxy",
+        "externalIPs that no node has are served, as by kube-proxy",
     ),
     (r"^prometheus\.enabled$", "metrics are served by default"),
     (r"^hubble\.enabled$", "Hubble is off by default"),
-    (r"^hubble\.metrics\.dynamic\.config\.content$", "Cilium's names a metric that there is not"),
+    (r"^hubble\.metrics\.dynamic\.config\.content$", "Cilium's default names a metric that does not exist"),
 )
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
-    """Values that say this one thing."""
+    """Return nested values that set one path."""
     for name in reversed(path.split(".")):
         value = {name: value}
     return dict(value)
 
 
 def merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
-    """As Helm takes several files of values."""
+    """Merge values as Helm merges several values files."""
     both = dict(copy.deepcopy(weak))
     for name, value in strong.items():
         earlier = both.get(name)
@@ -158,11 +161,11 @@ def test_a_value_alone_changes_what_it_changes_in_cilium_s_chart(section: str, c
         assert path not in REFUSED
         if within(path, WITHOUT_EFFECT):
             assert after == before, path
-            outcomes["taken, without effect"] += 1
+            outcomes["accepted, without effect"] += 1
             continue
         if not is_served(path):
             assert not effect["tried"], path
-            outcomes["taken: asks for nothing, or for what is so anyway"] += 1
+            outcomes["accepted: equal to the default"] += 1
         else:
             outcomes["tried"] += 1
         differences += keys(path, effect, before, after) + objects(path, effect, before, after)
@@ -186,11 +189,11 @@ def keys(
         if is_now == theirs:
             found["keys: equal"] += 1
         elif key not in known_keys():
-            found["keys: of what is not served"] += 1
+            found["keys: of features that are not built"] += 1
         else:
             assert key in LEFT_OUT, (path, key, was, is_now, theirs)
             assert (is_now, theirs) == ("false", ""), (path, key)
-            found["keys: false is said, since left out it would mean true"] += 1
+            found["keys: false is written explicitly, since the default is true"] += 1
     return found
 
 

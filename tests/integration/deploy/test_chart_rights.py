@@ -17,26 +17,34 @@ Right = tuple[str, str, str, str, str]
 
 MORE: Final = {
     ("cilium", "cilium.io", "ciliumidentities"): "a heartbeat and a double write read and mark the object",
-    ("cilium", "events.k8s.io", "events"): "what is not served as it is written is reported of its object",
-    ("cilium-operator", "", "nodes"): "the Node is read again before its taints are patched",
-    ("cilium-operator", "", "pods"): "disableEndpointCRD does nothing without a store",
-    ("cilium-operator", "cilium.io", "ciliumidentities"): "the mark of the garbage collector is a patch",
-    ("cilium-operator", "cilium.io", "ciliumloadbalancerippools/status"): "conditions are a status update",
-    ("cilium-operator", "cilium.io", "ciliumnodes"): "ranges are a patch, where Cilium's updates the object",
-    ("cilium-operator", "cilium.io", "ciliumnodes/status"): "errors are a patch of the status",
+    ("cilium", "events.k8s.io", "events"): "events about objects that are not served as written",
+    ("cilium-operator", "", "nodes"): "the operator reads the Node before it patches the taints",
+    ("cilium-operator", "", "pods"): "disableEndpointCRD has no effect without a kvstore",
+    (
+        "cilium-operator",
+        "cilium.io",
+        "ciliumidentities",
+    ): "the garbage collector sets its annotation by a patch",
+    (
+        "cilium-operator",
+        "cilium.io",
+        "ciliumloadbalancerippools/status",
+    ): "conditions are written by an update of the status",
+    ("cilium-operator", "cilium.io", "ciliumnodes"): "pod CIDRs are patched, where Cilium updates the object",
+    ("cilium-operator", "cilium.io", "ciliumnodes/status"): "errors are written by a patch of the status",
 }
-"""Cluster role, group and resource of verbs that Cilium's chart does not give, and what they are for."""
+"""Cluster role, group and resource of verbs that Cilium's chart does not grant, and their use."""
 GENERATOR: Final = "hubble-generate-certs"
 """Of its objects the recording has the names alone."""
 OWN: Final = {
-    "DaemonSet/cilium-bgp-speaker": "gobgpd has a pod of its own",
-    "Role/cilium-l2-announcements": "Leases are of one namespace, not of all",
-    "RoleBinding/cilium-l2-announcements": "Leases are of one namespace, not of all",
-    "Role/cilium-operator": "the Lease of the election is of one namespace, not of all",
-    "RoleBinding/cilium-operator": "the Lease of the election is of one namespace, not of all",
+    "DaemonSet/cilium-bgp-speaker": "gobgpd runs in a separate pod",
+    "Role/cilium-l2-announcements": "Leases are granted in one namespace, not in all",
+    "RoleBinding/cilium-l2-announcements": "Leases are granted in one namespace, not in all",
+    "Role/cilium-operator": "the election's Lease is granted in one namespace, not in all",
+    "RoleBinding/cilium-operator": "the election's Lease is granted in one namespace, not in all",
 }
 LEFT_OUT: Final = {
-    "Namespace/cilium-secrets": "no Secret is copied",
+    "Namespace/cilium-secrets": "no Secrets are synchronised",
     "Role/cilium-config-agent": "the ConfigMap is mounted, unless daemon.configSources names others",
     "RoleBinding/cilium-config-agent": "the ConfigMap is mounted, unless daemon.configSources names others",
 }

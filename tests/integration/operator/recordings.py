@@ -20,13 +20,13 @@ EXCLUDED: Final = {
     "crd_empty_cluster_default": "compared in test_leading",
     "crd_options_per_crd": "compared in test_leading",
     "crd_update_older_newer_garbage": "compared in test_leading",
-    "cp_write_conflict": "its writes are not all recorded; test_pod_cidrs has others",
-    "lb_restart_steal": "a fault of Cilium's; test_lb_ipam has that nothing moves",
+    "cp_write_conflict": "the recording lacks some of the test's writes; test_pod_cidrs has write conflicts",
+    "lb_restart_steal": "a fault of Cilium; test_lb_ipam checks that no address moves",
     "leader_lost": "compared in test_leading",
     "leader_single": "test_leading compares its lease, tests/unit/kubernetes its renewals",
     "option_errors": "compared in test_options",
-    "unmanaged_pods": "it waits 30 s for a young pod; compared in test_unmanaged_pods",
-    "endpoint_gc_interval_zero": "refused as a setting; see test_options",
+    "unmanaged_pods": "waits 30 s until a pod is old enough; compared in test_unmanaged_pods",
+    "endpoint_gc_interval_zero": "the setting is refused; see test_options",
     "identity_gc_ratelimit": "compared in test_gc",
 }
 
@@ -56,24 +56,27 @@ OPTIONS: Final[dict[str, dict[str, Json]]] = {
 """File -> step -> options that the recording states only in prose, or that Cilium implies."""
 
 RETAINED: Final = (
-    "a range that no pool has any more stays its node's, which is told so; test_multi_pool has it"
+    "a node keeps a CIDR that was removed from its pool, and gets a status error; see test_multi_pool"
 )
 DIFFERENT: Final[dict[tuple[str, int], str]] = {
-    ("cp_exhausted_then_free", 3): "a node that found the pools full gets a range as soon as one is free",
-    ("cp_exhausted_then_free", 4): "a node that found the pools full gets a range as soon as one is free",
-    ("cp_exhausted_then_free", 6): "so the next node finds them full, as in the recording, or has another",
-    ("cp_exhausted_then_free", 7): "so does the next",
-    ("cp_exhausted_then_free", 8): "so does the next",
-    ("lb_first_last", 4): "reserved addresses are neither used nor available",
+    ("cp_exhausted_then_free", 3): "a node with 'allocator full' gets a CIDR as soon as one is free",
+    ("cp_exhausted_then_free", 4): "a node with 'allocator full' gets a CIDR as soon as one is free",
+    ("cp_exhausted_then_free", 6): "follows from step 3: the next node gets another CIDR or 'allocator full'",
+    ("cp_exhausted_then_free", 7): "follows from step 3",
+    ("cp_exhausted_then_free", 8): "follows from step 3",
+    ("lb_first_last", 4): "the reserved first and last address count neither as used nor as available",
     ("mp_auto_create", 3): RETAINED,
-    ("mp_pool_changes", 7): "pools that overlap never give one address to two nodes",
-    ("mp_pool_changes", 8): "pools that overlap never give one address to two nodes",
+    ("mp_pool_changes", 7): "overlapping pools never allocate a CIDR twice",
+    ("mp_pool_changes", 8): "overlapping pools never allocate a CIDR twice",
     ("mp_restart_occupied", 3): RETAINED,
-    ("cnp_validation", 10): "every agent refuses a policy for nodes in a namespace, and so it is told",
-    ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
-    ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
+    (
+        "cnp_validation",
+        10,
+    ): "agents refuse a nodeSelector in a CiliumNetworkPolicy, so its condition is Valid=False",
+    ("cp_delete_reuse", 6): "a node with 'allocator full' gets a CIDR as soon as one is free",
+    ("cp_delete_reuse", 7): "a node with 'allocator full' gets a CIDR as soon as one is free",
 }
-"""File and step of objects that are not compared, with Cilium's fault that we do not copy."""
+"""File and step of objects that are not compared, and our behaviour in place of Cilium's fault."""
 
 FASTER: Final = {
     "nodes-gc-interval": 20,

@@ -32,9 +32,9 @@ PLACES: Final = {
     **{one.kind: Resource("cilium.io", one.plural) for one in CILIUM_BGP_KINDS},
 }
 VERSIONS: Final = {"CiliumNode": "cilium.io/v2", "Secret": "v1"}
-AT_ONCE: Final = "a NodeConfig that is deleted, or free, is put right at once, not at the next other event"
-ADOPTED: Final = "a ClusterConfig made anew takes its NodeConfigs over before they go with their old owner"
-OVERWRITTEN: Final = "a NodeConfig that another ClusterConfig has just made is not written over"
+AT_ONCE: Final = "a deleted or released NodeConfig is recreated at once, not at the next unrelated event"
+ADOPTED: Final = "a recreated ClusterConfig adopts its NodeConfigs before garbage collection deletes them"
+OVERWRITTEN: Final = "a NodeConfig of another ClusterConfig is not overwritten"
 DIFFERENT: Final[dict[tuple[str, str, int], str]] = {
     ("s17", "conflict-owner-deleted-then-gc", 4): AT_ONCE,
     ("s17", "conflict-owner-releases", 3): AT_ONCE,
@@ -44,7 +44,7 @@ DIFFERENT: Final[dict[tuple[str, str, int], str]] = {
     ("s17", "status-conflict-and-recovery", 4): AT_ONCE,
     ("s17", "status-conflict-and-recovery", 5): OVERWRITTEN,
 }
-"""Source, scenario and step that are not compared, with the fault of Cilium's that is not copied."""
+"""Source, scenario and step that are not compared, and our behaviour in place of Cilium's fault."""
 
 
 def scenarios(source: str) -> list[Json]:

@@ -17,27 +17,27 @@ from tests.unit.services.compare import Names, canonical, differences
 from tests.unit.services.replay import Json, Run, load, names
 
 NOT_BUILT = {
-    "health-check-result": "backends are not asked whether they are well",
+    "health-check-result": "active health checks of backends are not built",
     "l7-redirect-register": "L7 load balancing is not built",
     "l7-redirect-deregister": "L7 load balancing is not built",
     "endpoints-upsert": "Endpoints are superseded by EndpointSlices",
     "endpoints-delete": "Endpoints are superseded by EndpointSlices",
-    "node-addresses": "a new address of the node gets every property of the service",
-    "node-labels": "a changed node is followed at once, not at the next event",
+    "node-addresses": "frontends of a new node address get all properties of their service",
+    "node-labels": "changed node labels take effect at once, not at the next event",
 }
-ANNOTATIONS = "annotations of services count, as in releases"
+ANNOTATIONS = "annotations of services have effect, as in the 1.17 releases"
 OLDER = {
     "annotations_without_effect": ANNOTATIONS,
     "node_exposure_annotation_ignored": ANNOTATIONS,
-    "global_service_only_remote": "a service that lost its last remote cluster is served without a backend",
-    "loadbalancer_ingress_odd": "addresses of proxies (ipMode) are left to them, as in releases",
-    "restore_disabled": "what an earlier agent left is always taken over: there is no switch",
-    "restore_service_without_slice": "a service without slices is served, as in releases: without a backend",
+    "global_service_only_remote": "a service that lost its last remote cluster has no backends",
+    "loadbalancer_ingress_odd": "ingress addresses with ipMode Proxy are not served, as in the 1.17 releases",
+    "restore_disabled": "an earlier agent's entries are always restored: the option does not exist",
+    "restore_service_without_slice": "a service without slices has no backends, as in the 1.17 releases",
 }
-"""What the recorded tree, of 1.17 before its release, did otherwise than releases and agents here."""
+"""Recordings of the tree before the release of 1.17, which differs from the releases and from our agent."""
 WITH_PROTOCOLS = {
-    "hostport_protocols": "a host port of TCP and of UDP are two frontends where protocols are told apart",
-    "restore_backend_states": "backends with a protocol are new entries, without another agent's zones",
+    "hostport_protocols": "with protocol differentiation, host ports of TCP and UDP are two frontends",
+    "restore_backend_states": "backends with a protocol are new entries, without an earlier agent's zones",
 }
 NOT_COMPARED = (
     "proto",
@@ -60,7 +60,7 @@ def _counted(count: Count) -> Iterator[None]:
 def exclusion(recording: Json) -> str | None:
     """Why a recording cannot have the recorded outcome, by what happens in it."""
     if "random-upstream" in recording.get("tags", ()):
-        return "the recorded outcome is one of several"
+        return "the recorded result is one of several possible ones"
     if (reason := OLDER.get(recording["name"].rpartition("/")[2])) is not None:
         return reason
     found = (reason for run in recording["agent_runs"] for reason in _exclusions(run))
@@ -70,15 +70,15 @@ def exclusion(recording: Json) -> str | None:
 def _exclusions(run: Json) -> Iterator[str]:
     services: dict[str, Json] = {}
     if run.get("k8s_enabled") is False:
-        yield "without a source of objects nothing is put by hand"
+        yield "without a source of objects the API accepts no services"
     for entry in run.get("maps_before", ()):
         if entry["k"].get("proto"):
-            yield "protocols of restored frontends are read as they are"
+            yield "protocols of restored frontends are kept"
         if "source_range" in entry["map"]:
             services["web"] = {"loadBalancerSourceRanges": ["restored"]}
     for step in run["steps"]:
         if {"api-put-service", "http-get"} <= {event["op"] for event in step["events"]}:
-            yield "health check ports know at once who was taken out of use"
+            yield "health check ports follow the backends' states at once"
         for event in step["events"]:
             if reason := NOT_BUILT.get(event["op"]) or _changed_object(event, services):
                 yield reason
@@ -95,20 +95,20 @@ def _changed_object(event: Json, services: dict[str, Json]) -> str | None:
     ranges = spec.get("loadBalancerSourceRanges") or ()
     for reason, holds in (
         (
-            "a host port is served again when no service claims it",
+            "a host port is served again once no service claims its address",
             "pods" in services and spec.get("externalIPs"),
         ),
-        ("an unreadable source range is left out", any("/" not in one for one in ranges)),
+        ("an invalid source range is ignored", any("/" not in one for one in ranges)),
         (
-            "a health check port goes with the policy Local",
+            "a health check port is closed when the policy is no longer Local",
             spec.get("healthCheckNodePort") and spec.get("externalTrafficPolicy") != "Local",
         ),
         (
-            "a service that becomes an external name is served no more",
+            "a service that becomes an ExternalName is no longer served",
             before is not None and before.get("type") != "ExternalName" == spec.get("type"),
         ),
         (
-            "without source ranges nobody is refused, not even until the next event",
+            "removed source ranges take effect at once, not at the next event",
             before is not None and before.get("loadBalancerSourceRanges") and not ranges,
         ),
     ):

@@ -11,21 +11,21 @@ from typing import Any, Final
 
 from tests.support.recordings import INDEX
 
-NO_HTTP: Final = "the recorded answer is wrong in a way that only HTTP makes possible"
-CLOUD: Final = "the agent makes links and routes, and refuses clouds' IPAM at its start"
+NO_HTTP: Final = "our plugin and agent do not talk HTTP; the recorded HTTP answer is malformed"
+CLOUD: Final = "the agent refuses IPAM modes of clouds at start"
 
 EXCLUDED: Final = {
     "add_agent_503": NO_HTTP,
     "add_eni_ipam": CLOUD,
     "add_eni_ipam_missing_master_mac": CLOUD,
-    "add_netkit": "the agent makes the links, and refuses datapath-mode=netkit at its start",
+    "add_netkit": "the agent refuses datapath-mode=netkit at start",
     "fail_config_status_null": NO_HTTP,
     "fail_config_without_addressing": NO_HTTP,
     "fail_config_without_datapathmode_client1.17": NO_HTTP,
     "fail_config_without_datapathmode_client1.19": NO_HTTP,
     "fail_ipam_403_500": NO_HTTP,
     "fail_ipam_incomplete": NO_HTTP,
-    "fail_put_timeout": "90 s of silence; an agent that is silent for less is in test_plugin_del",
+    "fail_put_timeout": "waits 90 s for an answer; test_plugin_del covers a shorter time-out",
 }
 """Recordings of cni/ that are not replayed against our plugin, and the reasons."""
 
@@ -56,10 +56,12 @@ class Difference:
 
 
 VERSIONS: Final = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
-_LEAK: Final = Difference("a failed ADD leaves no link", 7, clean=True)
-_WORDS: Final = Difference("the agent's words, not those of an HTTP client", stdout={"details": ...})
-_GO: Final = Difference("Go's words for what it could not parse", stdout={"msg": ...})
-_SERVED: Final = Difference("STATUS is served, and true", 15, 0, "")
+_LEAK: Final = Difference("a failed ADD deletes its link", 7, clean=True)
+_WORDS: Final = Difference(
+    "the message is the agent's, not that of a Go HTTP client", stdout={"details": ...}
+)
+_GO: Final = Difference("the recorded message is that of Go's JSON parser", stdout={"msg": ...})
+_SERVED: Final = Difference("STATUS is implemented and reports the agent's state", 15, 0, "")
 _NO_RESULT: Final = Difference(
     "CHECK without a prevResult is refused, where Cilium's crashes",
     11,
@@ -73,7 +75,7 @@ _NO_RESULT: Final = Difference(
 
 DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
     ("add_mac_override_invalid", 0): Difference(
-        "refused before anything is made; and the annotation is named",
+        "refused before a link is created; the message names the annotation",
         7,
         stdout={"details": ...},
         clean=True,
@@ -88,19 +90,21 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
     ("fail_put_4xx", 0): _LEAK,
     ("fail_put_4xx", 1): _LEAK,
     ("fail_put_4xx", 2): Difference(
-        "a failed ADD leaves no link, and the agent's words are shown",
+        "a failed ADD deletes its link; the message is the agent's",
         7,
         stdout={"msg": "unable to create endpoint: Rate limiter: exceeded"},
         clean=True,
     ),
     ("fail_put_500_client1.17", 0): _LEAK,
     ("fail_put_500_client1.19", 0): Difference(
-        "the agent's words, without the quotes of client 1.19",
+        "the agent's message, without the quotes that client 1.19 adds",
         13,
         stdout={"msg": "unable to create endpoint: unable to create endpoint: build failed"},
     ),
-    ("gc_client1.17", 0): Difference("GC is served, and real", 16, 0, ""),
-    ("misc_invocation_client1.17", 4): Difference("1.1.0 is served", 15, stdout={"details": ...}),
+    ("gc_client1.17", 0): Difference("GC is implemented", 16, 0, ""),
+    ("misc_invocation_client1.17", 4): Difference(
+        "CNI version 1.1.0 is supported", 15, stdout={"details": ...}
+    ),
     ("misc_invocation_client1.17", 10): _NO_RESULT,
     ("misc_invocation_client1.17", 11): _GO,
     ("misc_invocation_client1.19", 10): _NO_RESULT,
@@ -109,13 +113,15 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
     ("status_client1.17", 1): _SERVED,
     ("status_client1.17", 2): _SERVED,
     ("status_client1.19", 1): _WORDS,
-    ("version_client1.17", 0): Difference("1.1.0 is served", 15, stdout={"supportedVersions": VERSIONS}),
+    ("version_client1.17", 0): Difference(
+        "CNI version 1.1.0 is supported", 15, stdout={"supportedVersions": VERSIONS}
+    ),
 }
 """By recording and position of the command; a key with the value ``...`` must exist and is not compared."""
 
 EVERYWHERE: Final = {
-    "num_tx_queues": "one queue: a veth without NAPI has no use for more",
-    "num_rx_queues": "one queue: a veth without NAPI has no use for more",
-    "cniVersion": "errors carry it, as the CNI specification wants",
+    "num_tx_queues": "one queue: a veth without NAPI does not use more",
+    "num_rx_queues": "one queue: a veth without NAPI does not use more",
+    "cniVersion": "errors have it, as the CNI specification requires",
 }
 """Values that differ in every recording, and the reasons."""

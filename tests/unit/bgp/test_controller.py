@@ -26,17 +26,20 @@ from cells.bgp.speaker_state import (
 from tests.support.examples import scaled
 from tests.unit.bgp.replay import Json, Played, community, played, received, scenarios, stepped
 
-NO_DOWNGRADE: Final = "a session that is to have a password is not opened without; Cilium's is"
-ALONE: Final = "a peer without a session has no policies; Cilium has none, or those it had before it failed"
+NO_DOWNGRADE: Final = "a peer with authSecretRef has no session without its password; in Cilium it has"
+ALONE: Final = "a peer without a session has no policies; in Cilium it may keep older ones"
 DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("auth-secret-appears-later", 0): NO_DOWNGRADE,
     ("auth-secret-deleted", 1): NO_DOWNGRADE,
     ("auth-secret-other-namespace-ignored", 0): NO_DOWNGRADE,
     ("auth-secret-without-password-key", 0): ALONE,
     ("auth-secrets-namespace-not-set", 0): ALONE,
-    ("peer-without-asn", 0): "the other peer has its session; Cilium has none",
-    ("podcidr-two-adverts-overlap-nondeterministic", 0): "both are announced, as of services; Cilium's last",
-    ("random-32", 5): "the recorded peer still has a route that no recorded policy lets through",
+    ("peer-without-asn", 0): "the other peer has its session; in Cilium it has none",
+    (
+        "podcidr-two-adverts-overlap-nondeterministic",
+        0,
+    ): "both are announced, as with services; Cilium announces the last one",
+    ("random-32", 5): "the recorded peer keeps a route that no recorded policy allows",
 }
 """Steps with results of neither version of Cilium, and the reason."""
 

@@ -17,8 +17,8 @@ EXCLUDED: Final = {
         ("get_without_load", "status_node_null_plain", "status_node_null_succinct"),
         "the recorded client crashes",
     ),
-    "no_args": "help has its own form",
-    "status_not_json": "Go's words for a body that is no JSON",
+    "no_args": "the help has another format",
+    "status_not_json": "the recorded message is that of Go's JSON parser",
 }
 NAMES: Final = sorted(path.stem.removeprefix("client_") for path in DATA.glob("client_*.json"))
 

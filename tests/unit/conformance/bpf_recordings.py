@@ -13,10 +13,10 @@ from tests.support.recordings import INDEX, recorded
 from tests.unit.conformance.recordings import Json
 
 NO_MAP: Final = "reads no map"
-NOT_MADE: Final = "reads maps of what is not built, which the agent does not make"
-CRASHES: Final = "the client crashes at an answer of the API that ours never gives"
-SWEPT: Final = "maps of another version's layout: swept, see tests/kernel/maps"
-NEWER_LAYOUT: Final = "reads a layout of 1.19, which no agent of 1.17 writes"
+NOT_MADE: Final = "reads maps of features that are not built; the agent does not create them"
+CRASHES: Final = "the client crashes at an API answer that our agent never gives"
+SWEPT: Final = "the agent removes maps with another version's layout, see tests/kernel/maps"
+NEWER_LAYOUT: Final = "reads a map layout of 1.19"
 
 COMMANDS: Final = {
     *("config", "ct", "egress", "endpoint", "ipcache", "lb", "metrics", "nat", "nodeid", "policy", "tunnel")
@@ -28,9 +28,9 @@ _EXCLUDED: Final = {
     "ct_list_config_without_addressing_client1.19": CRASHES,
     "egress_list_1_19_client1.19": NEWER_LAYOUT,
     "ipcache_list_v2_client1.19": NEWER_LAYOUT,
-    "metrics_list_other_max_entries_removes_pin_client1.19": "our map has the size that the client wants",
-    "nat_list_status_without_clock_source": "the client misses what our API always answers",
-    "nodeid_list_v1_only": "reads a map of an older version, which the client misses",
+    "metrics_list_other_max_entries_removes_pin_client1.19": "our map has the size that the client expects",
+    "nat_list_status_without_clock_source": "the API answer lacks a field that ours always has",
+    "nodeid_list_v1_only": "reads a map of an older version",
     "policy_get_all_mixed_layouts": SWEPT,
     "policy_get_all_mixed_layouts_client1.19": SWEPT,
     "policy_get_v2_client1.19": NEWER_LAYOUT,

@@ -84,7 +84,7 @@ def test_our_records_are_the_same_bytes(name: str) -> None:
 
 
 NOT_PRINTED = {
-    "agent_down_nat_list_with_runtime_config": "needs the settings of the agent's last start",
+    "agent_down_nat_list_with_runtime_config": "needs the runtime configuration of an earlier agent",
     "lb_maglev_list": "maps in maps: tests/kernel/maps",
     "metrics_list_other_max_entries_removes_pin": "the recorded client replaced the map",
 }

@@ -22,7 +22,7 @@ from tests.support.recordings import INDEX, recorded, recordings
 from tests.unit.conformance.recordings import load
 from tests.unit.conformance.replayed_agent import UNORDERED_TOO, lines_of, replaying
 
-NEWER: Final = "of the client of 1.19, which asks and prints otherwise"
+NEWER: Final = "of the 1.19 client, whose requests and output differ"
 ELSEWHERE: Final = {"monitor", "monitor_json"}
 """Recordings with a socket of their own: tests/unit/hive/test_dbg_monitor.py."""
 EXCLUDED: Final = {
@@ -157,11 +157,11 @@ def test_a_backend_weight_without_digits_is_refused(capfd: pytest.CaptureFixture
 BGP: Final = {one["name"]: one for one in json.loads(recorded("bgp/cli-s17").read_text())}
 NOT_AS_BGP: Final = {
     **dict.fromkeys(
-        ("cli/bgp-peers-help", "cli/bgp-routes-help", "cli/bgp-rp-help"), "help has its own form"
+        ("cli/bgp-peers-help", "cli/bgp-routes-help", "cli/bgp-rp-help"), "the help has another format"
     ),
-    "cli/peers-many-sorting-4-twenty": "the client's order of many peers follows no rule",
-    "cli/routes-sorting-2-advertised": "the client's order of many routes follows no rule",
-    "cli/routes-sorting-3-twenty": "the client's order of many routes follows no rule",
+    "cli/peers-many-sorting-4-twenty": "Go's sort.Slice is unstable above twelve peers",
+    "cli/routes-sorting-2-advertised": "Go's sort.Slice is unstable above twelve routes",
+    "cli/routes-sorting-3-twenty": "Go's sort.Slice is unstable above twelve routes",
 }
 
 

@@ -23,8 +23,8 @@ SWALLOWED = {"node_add", "node_update", "node_validate", "ipcache_upsert", "ipca
 """Events for which Cilium logs an error that the recording does not have."""
 
 DIFFERENT: dict[str, str] = {
-    "pod_moves": "Cilium's record of the old node keeps the address, and loses it when the pod moves back",
-    "swap_ips": "Cilium takes an address from the node that has it by now",
+    "pod_moves": "Cilium's old node keeps the address, and loses it when the pod moves back",
+    "swap_ips": "Cilium removes an address from the node that has it now",
     "random_05_v6": "as pod_moves: an address comes back to its first node",
 }
 

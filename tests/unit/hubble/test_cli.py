@@ -48,10 +48,10 @@ STREAMED = {"GetFlows", "GetAgentEvents", "GetDebugEvents", "Notify"}
 CODES = {code_name(code): code for code in RpcCode}
 
 DIFFERENT = {
-    "print/debug": "what is asked is printed in other words",
+    "print/debug": "the debug output has another wording",
     "status/tls": "needs certificates: see test_server",
-    "input-file/garbage": "what is no flow is reported in other words",
-    "input-file/agent-line": "what is no flow is reported in other words",
+    "input-file/garbage": "the message about a line that is not a flow has another wording",
+    "input-file/agent-line": "the message about a line that is not a flow has another wording",
 }
 """Recordings with a stderr of our own; stdout and the exit code are compared all the same, but for TLS."""
 

@@ -55,17 +55,16 @@ DEVICES: Final = [
 LINKS: Final = GatewayLinks(DEVICES, default=5)
 
 NOT_AS_RECORDED: Final = {
-    "excluded_same_as_destination": "alternates between two entries at every reconciliation; here what is"
-    " excluded counts",
-    "gateway_egressip_v6_seen_from_n2": "writes and deletes an entry at every reconciliation; here the"
-    " gateway drops what it has no address for",
-    "endpoint_no_uid": "objects of an API server have UIDs; here endpoints are told apart by their names",
+    "excluded_same_as_destination": "Cilium alternates between two entries at each reconciliation;"
+    " here the excluded CIDR wins",
+    "gateway_egressip_v6_seen_from_n2": "Cilium writes and deletes an entry at each reconciliation;"
+    " here the gateway drops packets without an egress address",
+    "endpoint_no_uid": "objects of an API server have UIDs; our endpoints are identified by name",
     "parse_no_name": "objects of an API server have names",
-    "parse_gateway_without_selector": "the API server refuses it, and so does whoever reads objects here",
-    "node_ip_label_cache_after_change": "an address that a node has given up goes on meaning its labels; here"
-    " it does not",
+    "parse_gateway_without_selector": "the API server refuses it, and so does our decoder",
+    "node_ip_label_cache_after_change": "Cilium still maps a node's former address to its labels; we do not",
 }
-"""Which recordings are of what an agent should not do, or is never given."""
+"""Recordings of faults of Cilium, or of objects that no API server sends."""
 
 
 def rows(of: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
