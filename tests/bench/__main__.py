@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -109,7 +110,11 @@ UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-rang
 
 
 def main() -> int:
-    """Measure the chosen sections and print the table; a missed target does not fail the run."""
+    """Measure the chosen sections and print the table.
+
+    A section that fails leaves the figures of the others; the exit code is 1 then. A missed target does not
+    fail the run.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds of each figure (7)")
     parser.add_argument("--seconds", type=float, default=60, help="of traffic for each figure of losses (60)")
@@ -121,15 +126,23 @@ def main() -> int:
     if not are_current(OBJECTS):
         sys.exit("bench: the eBPF objects were compiled from other sources than these; run: make install")
     rows: list[Row | Figure] = []
-    with tempfile.TemporaryDirectory(prefix="hive-bench-") as folder:
-        for name, measure in PARTS.items():
-            if name in wanted:
-                print(f"measuring {name} …", file=sys.stderr)
-                rows += measure(Path(folder), options.rounds)
-        if LOSSES in wanted:
-            print(f"measuring {LOSSES} …", file=sys.stderr)
-            rows += losses.measure(Path(folder), options.seconds)
+    failed = []
+    for name in [*PARTS, LOSSES]:
+        if name not in wanted:
+            continue
+        print(f"measuring {name} …", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="hive-bench-") as folder:
+            try:
+                if name == LOSSES:
+                    rows += losses.measure(Path(folder), options.seconds)
+                else:
+                    rows += PARTS[name](Path(folder), options.rounds)
+            except Exception:  # noqa: BLE001  # the figures of the other parts are still printed
+                traceback.print_exc()
+                failed.append(name)
     print(table(rows))
+    if failed:
+        sys.exit(f"bench: not measured, for the reasons above: {', '.join(failed)}")
     return 0
 
 
