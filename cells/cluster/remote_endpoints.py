@@ -55,6 +55,7 @@ from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings,
 __all__ = [
     "ClusterEndpointSettings",
     "EndpointObjects",
+    "PeerPods",
     "RemoteEndpoint",
     "RemoteEndpoints",
     "chunks",
@@ -111,6 +112,13 @@ COMPARED_CHUNK: Final = 1000
 
 RemoteEndpoint = SlimEndpoint
 """A row of the table ``remote-endpoints``: a pod of another node."""
+
+
+class PeerPods(msgspec.Struct, frozen=True):
+    """Further pods of other nodes and clusters: egress rules may refer to their named ports."""
+
+    table: Table[Any, Any]
+    """Rows with ``ports``, each with a name, a protocol and a port."""
 
 
 def remote_endpoints() -> Table[tuple[str, str], RemoteEndpoint]:

@@ -8,7 +8,7 @@ Why:    a remote etcd is not trusted: its data about clusters other than its own
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -25,7 +25,8 @@ from cells.clustermesh.tables import (
     RemotePort,
     RemoteService,
 )
-from cells.remote.shared_keys import IPIdentityPair, Network, WireNode, node_of
+from cells.kubernetes.objects.cilium_endpoint import NamedPort
+from cells.remote.shared_keys import IPIdentityPair, Network, UInt32, WireNode, node_of, optional_ip
 
 # The configuration of a cluster.
 
@@ -174,16 +175,18 @@ class RemoteValues:
         network = Network(found.ip, found.mask).network if found.mask else None
         if found.mask and network is None:
             raise ValueError(f"no network mask of {ip}: {found.mask.hex()}")
-        host = parse_ip(found.host_ip or "")
+        host = optional_ip(found.host_ip)
+        identity = self._identity(found.id)
         return RemoteAddress(
             cluster=self.cluster,
             name=name,
             prefix=str(network) if network is not None else prefix_of(ip),
-            identity=self._identity(found.id),
+            identity=identity,
             node=str(host) if host is not None else "",
             encrypt_key=found.key & 0xFF,
             namespace=found.namespace,
             pod=found.pod_name,
+            ports=tuple(_named_ports(found)) if identity else (),
         )
 
     def identity(self, name: str, value: bytes) -> RemoteIdentity:
@@ -209,16 +212,21 @@ class RemoteValues:
             raise ValueError(f"unexpected cluster ID: got {cluster_id}, expected {self.cluster_id}")
 
 
+def _named_ports(pair: IPIdentityPair) -> Iterator[NamedPort]:
+    for one in pair.named_ports or ():
+        yield NamedPort(one.name, one.port, one.protocol)
+
+
 class _WirePort(msgspec.Struct, rename="pascal"):
     protocol: str = ""
-    port: int = 0
+    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
 
 
 class _WireService(msgspec.Struct):
     cluster: str = ""
     namespace: str = ""
     name: str = ""
-    cluster_id: int = msgspec.field(name="clusterID", default=0)
+    cluster_id: UInt32 = msgspec.field(name="clusterID", default=0)
     frontends: dict[str, dict[str, _WirePort | None] | None] | None = None
     backends: dict[str, dict[str, _WirePort | None] | None] | None = None
     shared: bool = False

@@ -18,9 +18,23 @@ import msgspec
 from cells.cluster.ipcache.rows import OF_CLUSTER, IpcacheEntry, Prefix, Source, tunnel_endpoint_of
 from cells.cluster.nodes import MeshNodes
 from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import PeerPods
 from cells.config import AgentConfig
+from cells.kubernetes.objects.cilium_endpoint import NamedPort
 from cells.policy.maps import KnownRemoteClusters
-from lifecycle import Duration, Named, ReadTable, Settings, Table, Tables, config, minutes, module, provide
+from lifecycle import (
+    Duration,
+    Member,
+    Named,
+    ReadTable,
+    Settings,
+    Table,
+    Tables,
+    config,
+    minutes,
+    module,
+    provide,
+)
 
 __all__ = [
     "BY_CLUSTER",
@@ -177,6 +191,8 @@ class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     encrypt_key: int = 0
     namespace: str = ""
     pod: str = ""
+    ports: tuple[NamedPort, ...] = ()
+    """The named ports of the pod; none without an identity."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -334,6 +350,11 @@ def mesh_nodes(mesh: MeshTables) -> MeshNodes:
     return mesh.nodes
 
 
+def mesh_pods(mesh: MeshTables) -> Member[PeerPods]:
+    """Provide the named ports of pods of remote clusters."""
+    return PeerPods(mesh.addresses)
+
+
 def known_clusters(mesh: MeshTables) -> KnownRemoteClusters:
     """Provide the gate that restored endpoints wait for."""
     return mesh.gates
@@ -352,5 +373,5 @@ cell = module(
     "mesh-tables",
     "Tables of remote clusters",
     config(MeshSettings),
-    provide(MeshTables, mesh_nodes, mesh_services, known_clusters),
+    provide(MeshTables, mesh_nodes, mesh_pods, mesh_services, known_clusters),
 )

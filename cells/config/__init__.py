@@ -84,7 +84,8 @@ def cluster_faults(name: str, cluster_id: int, most: int) -> Iterator[str]:
     Source: Cilium 1.17, ClusterInfo.Validate.
     """
     if most not in MESH_SIZES:
-        yield f"max-connected-clusters={most}: is invalid; supported values are {list(MESH_SIZES)}"
+        option = f"max-connected-clusters={most}"
+        yield f"{option}: --{option} is invalid; supported values are {list(MESH_SIZES)}"
     elif not 0 <= cluster_id <= most:
         yield f"cluster-id={cluster_id}: invalid cluster id {cluster_id}: must be in range 0..{most}"
     if fault := cluster_name_fault(name):

@@ -32,8 +32,10 @@ from cells.hubble.rpc.observer import (
     ObservedNamespace,
     ServerStatusResponse,
 )
+from cells.hubble.scalars import is_valid_time
 from cells.observe.events import Lost, Sample
 
+_Request = GetFlowsRequest | GetAgentEventsRequest | GetDebugEventsRequest
 SECOND: Final = 1_000_000_000
 RATE_WINDOW: Final = 60 * SECOND
 _SLICE: Final = 32
@@ -48,6 +50,10 @@ _SHARED_RESPONSES: Final = 64
 
 class InvalidRequest(ValueError):  # noqa: N818 - clients see its text
     """A request sets fields that exclude each other."""
+
+
+class InvalidTime(ValueError):  # noqa: N818 - clients see its text
+    """A request has a time outside of the range of google.protobuf.Timestamp."""
 
 
 class SeenEvent(msgspec.Struct, frozen=True):
@@ -122,10 +128,11 @@ class FlowObserver:
     async def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes], None]:
         """Yield batches of encoded GetFlowsResponses.
 
-        Raises InvalidRequest, InvalidFilter and InvalidFieldMask before the first batch.
+        Raises InvalidRequest, InvalidFilter, InvalidTime and InvalidFieldMask before the first batch.
         """
-        _check(request.first, request.follow)
+        _check(request)
         predicate = compile_filters(request.whitelist, request.blacklist)
+        _check_times(request)
         filtered = bool(request.whitelist or request.blacklist)
         paths = request.field_mask or (request.experimental and request.experimental.field_mask) or ()
         mask = FieldMask.parse(paths, Flow)
@@ -152,7 +159,7 @@ class FlowObserver:
             yield batch
 
     async def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes], None]:
-        """Yield batches of encoded GetAgentEventsResponses. Raises InvalidRequest."""
+        """Yield batches of encoded GetAgentEventsResponses. Raises InvalidRequest and InvalidTime."""
 
         def response(event: AgentEvent, time: int, node_name: str) -> WireMessage:
             return GetAgentEventsResponse(agent_event=event, node_name=node_name, time=time)
@@ -161,7 +168,7 @@ class FlowObserver:
             yield batch
 
     async def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes], None]:
-        """Yield batches of encoded GetDebugEventsResponses. Raises InvalidRequest."""
+        """Yield batches of encoded GetDebugEventsResponses. Raises InvalidRequest and InvalidTime."""
 
         def response(event: DebugEvent, time: int, node_name: str) -> WireMessage:
             return GetDebugEventsResponse(debug_event=event, node_name=node_name, time=time)
@@ -255,15 +262,17 @@ class FlowObserver:
         )
 
     def _rate(self, now: int) -> float:
-        """Return flows per second over the last minute, or since the oldest event if that is newer."""
+        """Return flows per second over the last minute, or since the oldest flow if that is newer."""
         ring, flows, oldest = self.ring, 0, now
         for number in range(ring.end - 1, ring.begin - 1, -1):
+            if not ring.is_flow(number):
+                continue
             arrived = ring.time_of(number)
             if now - arrived > RATE_WINDOW:
                 oldest = now - RATE_WINDOW
                 break
             oldest = arrived
-            flows += ring.is_flow(number)
+            flows += 1
         return flows * SECOND / (now - oldest) if now > oldest else 0.0
 
     # Answering queries
@@ -274,7 +283,8 @@ class FlowObserver:
         event_type: type[AgentEvent] | type[DebugEvent],
         to_response: Callable[..., WireMessage],
     ) -> AsyncGenerator[list[bytes], None]:
-        _check(request.first, request.follow)
+        _check(request)
+        _check_times(request)
         node_name, ring = self.origin.node_name, self.ring
 
         def response(number: int) -> bytes:
@@ -434,9 +444,15 @@ class _FlowResponses:
         return encode_flow_response(self._mask.apply(event))
 
 
-def _check(first: bool, follow: bool) -> None:
-    if first and follow:
+def _check(request: _Request) -> None:
+    if request.first and request.follow:
         raise InvalidRequest("first cannot be specified with follow")
+
+
+def _check_times(request: _Request) -> None:
+    for name, value in (("since", request.since), ("until", request.until)):
+        if value is not None and not is_valid_time(value):
+            raise InvalidTime(f"{name}: timestamp is not between 0001-01-01 and 9999-12-31")
 
 
 def _is_lost_event(response: bytes) -> bool:

@@ -30,6 +30,9 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 NANOSECONDS = 1_000_000_000
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999, the range of google.protobuf.Timestamp."""
+_INVALID_TIME = (_LAST_SECOND + 1) * NANOSECONDS
 _MASK64 = (1 << 64) - 1
 ONE_BYTE = [bytes((value,)) for value in range(0x80)]
 
@@ -109,6 +112,11 @@ def rfc3339(nanoseconds: int) -> str:
     while digits.endswith("000"):
         digits = digits[:-3]
     return f"{text}.{digits}Z"
+
+
+def is_valid_time(nanoseconds: int) -> bool:
+    """Whether a google.protobuf.Timestamp can have this time: from year 1 to 9999."""
+    return _FIRST_SECOND <= nanoseconds // NANOSECONDS <= _LAST_SECOND
 
 
 def parse_rfc3339(text: str) -> int:
@@ -326,10 +334,13 @@ class TimestampType(FieldType):
     pack = staticmethod(_packed_time)
 
     def unpack(self, raw: bytes) -> int:
+        """Return the nanoseconds since 1970; an invalid time if the message has too many nanoseconds."""
         parts = {1: 0, 2: 0}
         for number, wire, value in read_fields(raw):
             if wire == VARINT and number in parts:
                 parts[number] = value - (1 << 64) if value >> 63 else value  # type: ignore[operator,assignment]
+        if not 0 <= parts[2] < NANOSECONDS:
+            return _INVALID_TIME
         return parts[1] * NANOSECONDS + parts[2]
 
     def to_json(self, value: int) -> str:

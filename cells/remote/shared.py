@@ -19,7 +19,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix
 from cells.cluster.nodes import SharedNodes
 from cells.cluster.nodes.node import ClusterNode
-from cells.cluster.remote_endpoints import chunks
+from cells.cluster.remote_endpoints import PeerPods, chunks
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
@@ -36,7 +36,7 @@ from cells.remote.shared_keys import (
     read_address,
     read_node,
 )
-from lifecycle import Change, Jobs, ReadTable, Table, Tables, after, group, invoke, module, provide
+from lifecycle import Change, Jobs, Member, ReadTable, Table, Tables, after, group, invoke, module, provide
 
 __all__ = ["AddressClaims", "SharedTables", "cell"]
 
@@ -57,6 +57,11 @@ class SharedTables:
         addresses = PrefixWatch(store, IPS, self.addresses, read_address, scope="ip/v1")
         jobs.observe("follow nodes", nodes)
         jobs.observe("follow addresses", addresses)
+
+
+def shared_pods(shared: SharedTables) -> Member[PeerPods]:
+    """Provide the named ports of pods in the kvstore."""
+    return PeerPods(shared.addresses)
 
 
 # Pod addresses to claims in the ipcache; used for remote clusters, too.
@@ -278,7 +283,11 @@ def shared_nodes(shared: SharedTables) -> SharedNodes:
 
 
 cell = group(
-    module("shared-tables", "Nodes and pod addresses in the kvstore", provide(SharedTables, shared_nodes)),
+    module(
+        "shared-tables",
+        "Nodes and pod addresses in the kvstore",
+        provide(SharedTables, shared_nodes, shared_pods),
+    ),
     module(
         "shared",
         "This node's keys in the kvstore, and claims of other nodes' pods",

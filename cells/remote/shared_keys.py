@@ -26,10 +26,12 @@ __all__ = [
     "Network",
     "SharedAddress",
     "SharedPort",
+    "UInt32",
     "WireNode",
     "address_keys",
     "node_key",
     "node_of",
+    "optional_ip",
     "read_address",
     "read_node",
 ]
@@ -107,6 +109,7 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
     try:
         text = value.decode()
         decoded = _DECODE_ADDRESS.decode(text)
+        optional_ip(decoded.host_ip)
         prefix = ip_network(key)
         same = decoded.ip == key or _network_of(decoded) == prefix
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
@@ -254,17 +257,31 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
         return None
     if f"{decoded.cluster}/{decoded.name}" != key:
         return None
-    return node_of(decoded, Source.KVSTORE)
+    try:
+        return node_of(decoded, Source.KVSTORE)
+    except ValueError:
+        return None
+
+
+def optional_ip(text: str | None) -> IPAddress | None:
+    """Parse an address; None if empty. Raises ValueError, so that the whole value is invalid, as in Go."""
+    if not text:
+        return None
+    if (ip := parse_ip(text)) is None:
+        raise ValueError(f"invalid IP address: {text!r}")
+    return ip
 
 
 def node_of(decoded: WireNode, source: Source) -> ClusterNode:
-    """Convert a parsed value to a row."""
+    """Convert a parsed value to a row. Raises ValueError for an invalid address."""
     return ClusterNode(
         cluster=decoded.cluster,
         name=decoded.name,
         source=source,
         addresses=tuple(
-            NodeIP(each.type, ip) for each in decoded.addresses or () if (ip := parse_ip(each.ip)) is not None
+            NodeIP(each.type, ip)
+            for each in decoded.addresses or ()
+            if (ip := optional_ip(each.ip)) is not None
         ),
         ipv4_alloc_cidrs=_cidrs(IPv4Network, decoded.ipv4_alloc_cidr, decoded.ipv4_more),
         ipv6_alloc_cidrs=_cidrs(IPv6Network, decoded.ipv6_alloc_cidr, decoded.ipv6_more),
@@ -285,4 +302,4 @@ def _cidrs(kind: type[Any], first: Network | None, more: list[Network] | None) -
 
 
 def _ips(*texts: str | None) -> tuple[IPAddress, ...]:
-    return tuple(ip for text in texts if text and (ip := parse_ip(text)) is not None)
+    return tuple(ip for text in texts if (ip := optional_ip(text)) is not None)

@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 import click
 
 GOOD, BAD, QUIET = "green", "red", "bright_black"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_NOT_COLOUR = re.compile(rf"(?!\x1b\[(?:0|3[1-6])m){_CONTROL.pattern}")
+_CONTROL_NOT_STYLE = re.compile(rf"(?!\x1b\[[0-9;]*m){_CONTROL.pattern}")
+_ESCAPES = {"\x1b": "^[", "\r": "\\r"}
 
 TABLE, WIDE = "table", "wide"
 _JSONPATH = "jsonpath="
@@ -20,6 +24,24 @@ _BELOW = 6
 """Indentation of a text below its name."""
 _LEAST = 10
 """Minimum width of a shortened text."""
+
+
+def terminal_text(text: str, *, coloured: bool = False) -> str:
+    """Escape control characters, with which text from packets and peers could control the terminal.
+
+    ESC becomes ``^[`` and CR ``\\r``, as in Cilium's hubble, others ``\\u0007``, so that JSON stays valid.
+    Tabs and newlines stay, and with ``coloured`` the sequences of the six colours.
+    """
+    return (_CONTROL_NOT_COLOUR if coloured else _CONTROL).sub(_escaped, text)
+
+
+def _styled_text(text: str) -> str:
+    """Escape control characters except styles, which the commands themselves set."""
+    return _CONTROL_NOT_STYLE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04x}"
 
 
 class _Form(click.ParamType[str]):
@@ -143,8 +165,9 @@ def table_width(form: str) -> int | None:
 def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
     """Return lines with padded columns; the header is bold on a terminal.
 
-    Widths are those of the visible text, without styles.
+    Widths are those of the visible text, without styles. Other control characters are escaped.
     """
+    rows = [list(map(_styled_text, row)) for row in rows]
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for number, row in enumerate(rows):
@@ -163,7 +186,7 @@ def fact_lines(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[
     """
     least = max((len(name) for name, _ in facts if not name.startswith(" ")), default=0)
     for indented, section in groupby(facts, key=lambda fact: fact[0].startswith(" ")):
-        rows = list(section)
+        rows = [(name, _styled_text(text)) for name, text in section]
         column = max(least, *(len(name) for name, _ in rows)) + _GAP
         for name, text in rows:
             beside = name.ljust(column) + text
@@ -196,6 +219,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def line_fitted(line: str, width: int | None) -> list[str]:
     """Wrap a line at `width`; continuation lines are indented."""
+    line = _styled_text(line)
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     if width is None or len(click.unstyle(line)) <= width:

@@ -21,8 +21,6 @@ from cells.kubernetes.objects.core import PODS, Pod
 from lifecycle import Duration, Jobs, Logger, Settings, Table, minutes
 
 if TYPE_CHECKING:  # imported only if Hubble is enabled
-    from collections.abc import Collection
-
     from cells.hubble.flow import Flow, FlowEndpoint
 
 CONTROLLER: Final = "cilium"
@@ -43,28 +41,12 @@ class DropEventSettings(Settings, frozen=True):
     """Time between two such events of one pod."""
 
     hubble_drop_events_reasons: tuple[str, ...] = ("auth_required", "policy_denied")
-    """Reasons of drops that are reported, in lower case, such as policy_denied or policy_deny."""
+    """Reasons of drops that are reported, such as policy_denied or policy_deny; unknown ones are ignored."""
 
     def validate(self) -> None:
-        """Refuse an interval of nothing and reasons that there are not; raises ValueError with one line."""
+        """Refuse an interval that is not positive. Raises ValueError (one line)."""
         if self.hubble_drop_events_interval <= 0:
             raise ValueError("hubble-drop-events-interval: expected more than 0")
-        if self.hubble_drop_events:
-            drop_reasons(self.hubble_drop_events_reasons)
-
-
-def drop_reasons(names: Collection[str]) -> frozenset[int]:
-    """Return the numbers of drop reasons by name. Raises ValueError for an unknown name."""
-    from cells.hubble.enums import DropReason
-
-    known = {reason.name.lower(): int(reason) for reason in DropReason}
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"hubble-drop-events-reasons: unknown drop reason: {name}, expected some of Cilium's in lower"
-                " case, such as policy_denied"
-            )
-    return frozenset(known[name] for name in names)
 
 
 class DropEvents:
@@ -109,7 +91,7 @@ class DropEvents:
         from cells.hubble.enums import FlowVerdict
         from cells.hubble.flow import Flow
 
-        reasons = drop_reasons(self._settings.hubble_drop_events_reasons)
+        reasons = self._reasons()
         async for batch in self._flows.follow(_DROPPING):
             now = anyio.current_time()
             for seen in batch:
@@ -121,6 +103,19 @@ class DropEvents:
                         found.send_nowait(flow)
                     except anyio.WouldBlock:
                         del self._reported[_dropping_pod(flow)]
+
+    def _reasons(self) -> frozenset[int]:
+        """Return the numbers of the reported drop reasons; unknown names are logged, as in Cilium."""
+        from cells.hubble.enums import DropReason
+
+        known = {reason.name: int(reason) for reason in DropReason}
+        found = set[int]()
+        for name in self._settings.hubble_drop_events_reasons:
+            if (number := known.get(name.upper())) is None:
+                self._log.warning("hubble-drop-events-reasons: unknown drop reason is ignored", reason=name)
+            else:
+                found.add(number)
+        return frozenset(found)
 
     def _due(self, flow: Flow, now: float) -> bool:
         pod = _dropping_pod(flow)

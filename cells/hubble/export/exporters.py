@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # imported only if Hubble is enabled
 
 STDOUT: Final = "stdout"
 MEGABYTE: Final = 1 << 20
+SIZE_FOR_ZERO: Final = 100
+"""Maximum size in MiB if the setting is 0, the default of lumberjack, which Cilium's exporter uses."""
 RETRY: Final = 1.0
 """Seconds between attempts to write to a file."""
 
@@ -37,8 +39,8 @@ class HubbleExportSettings(Settings, frozen=True):
     hubble_export_file_path: str = ""
     """File that events are appended to, or stdout; empty: none."""
 
-    hubble_export_file_max_size_mb: Annotated[int, Meta(ge=1)] = 10
-    """Size of a file, in MiB, at which it is renamed and another one starts; also of files of flow logs."""
+    hubble_export_file_max_size_mb: Annotated[int, Meta(ge=0)] = 10
+    """Size in MiB at which a file is renamed and another one starts; also of files of flow logs. 0: 100."""
 
     hubble_export_file_max_backups: Annotated[int, Meta(ge=0)] = 5
     """How many renamed files stay; 0: all."""
@@ -143,7 +145,7 @@ class Exporters:
         if flow_log.path != STDOUT:
             target = RotatingFile(
                 Path(flow_log.path),
-                size=self._settings.hubble_export_file_max_size_mb * MEGABYTE,
+                size=(self._settings.hubble_export_file_max_size_mb or SIZE_FOR_ZERO) * MEGABYTE,
                 backups=self._settings.hubble_export_file_max_backups,
                 compress=self._settings.hubble_export_file_compress,
             )

@@ -15,7 +15,7 @@ import msgspec
 from cells.cluster.nodes.node import EXTERNAL_IP, INTERNAL_IP, ClusterNode
 from cells.hubble.codec import InvalidFieldMask, WireMessage, encode
 from cells.hubble.filters import InvalidFilter
-from cells.hubble.observer import InvalidRequest
+from cells.hubble.observer import InvalidRequest, InvalidTime
 from cells.hubble.rpc.messages import (
     HEALTH_METHODS,
     Answers,
@@ -52,14 +52,14 @@ class ObservedFlows(Protocol):
     def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes]]:
         """Yield batches of encoded GetFlowsResponses.
 
-        Raises InvalidRequest, InvalidFilter and InvalidFieldMask.
+        Raises InvalidRequest, InvalidFilter, InvalidTime and InvalidFieldMask.
         """
 
     def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes]]:
-        """Yield batches of encoded GetAgentEventsResponses. Raises InvalidRequest."""
+        """Yield batches of encoded GetAgentEventsResponses. Raises InvalidRequest and InvalidTime."""
 
     def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes]]:
-        """Yield batches of encoded GetDebugEventsResponses. Raises InvalidRequest."""
+        """Yield batches of encoded GetDebugEventsResponses. Raises InvalidRequest and InvalidTime."""
 
     def server_status(self) -> ServerStatusResponse:
         """Return number of flows, capacity of the ring, uptime, version and flow rate."""
@@ -187,7 +187,7 @@ def _observed(
                 await batches.aclose()
         except InvalidRequest as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from error
-        except (InvalidFilter, InvalidFieldMask) as error:
+        except (InvalidFilter, InvalidFieldMask, InvalidTime) as error:
             raise RpcError(RpcCode.UNKNOWN, str(error)) from error
 
     return answer

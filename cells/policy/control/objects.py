@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from ipaddress import ip_network
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import anyio
 import msgspec
 
-from cells.cluster.remote_endpoints import RemoteEndpoint
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_policy import (
     CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
@@ -282,7 +281,16 @@ def of_pod(pod: Pod) -> frozenset[NamedPodPort]:
     return frozenset(_supported_ports(ports))
 
 
-def of_remote(endpoint: RemoteEndpoint) -> frozenset[NamedPodPort]:
+class PodWithPorts(Protocol):
+    """A pod of another node or cluster."""
+
+    @property
+    def ports(self) -> Iterable[Any]:
+        """Its named ports, each with a name, a protocol and a port."""
+        ...
+
+
+def of_remote(endpoint: PodWithPorts) -> frozenset[NamedPodPort]:
     """Named ports of a pod on another node."""
     return frozenset(_supported_ports((one.name, one.protocol, one.port) for one in endpoint.ports))
 

@@ -20,7 +20,7 @@ import anyio
 import msgspec
 
 from cells.cluster.identity.identities import Identities, Identity
-from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.cluster.remote_endpoints import PeerPods, RemoteEndpoint
 from cells.kubernetes.objects.cilium_policy import CILIUM_CIDR_GROUPS, CiliumCIDRGroup
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Pod
 from cells.kubernetes.objects.kind import Kind, Object
@@ -46,7 +46,7 @@ from cells.policy.labels import Prefix, parse_prefix
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, Unenforced
 from cells.policy.rules import RuleSource as PolicySource
-from lifecycle import Change, Health, Jobs, Logger, Table
+from lifecycle import Change, Health, Jobs, Logger, Member, Table
 
 NAMES_PATIENCE: Final = 5.0
 """Seconds that a change of rules waits for the identities of addresses of DNS names."""
@@ -312,6 +312,7 @@ class PeerWatch:
         policy: RulePolicy,
         rollout: PolicyRollout,
         sources: RuleSources,
+        others: list[Member[PeerPods]],
         *,
         jobs: Jobs,
     ) -> None:
@@ -321,7 +322,10 @@ class PeerWatch:
         follow = sources.follow
         jobs.observe("identities", follow(identities.table).batches, self._follow_identities)
         jobs.observe("pods", follow(resources.table(PODS)).batches, self._follow_pods)
-        jobs.observe("remote-endpoints", follow(remote).batches, self._follow_remote)
+        jobs.observe(remote.name, follow(remote).batches, partial(self._follow_remote, remote.name))
+        for pods in others:  # rules do not wait for these: a kvstore or another cluster may be away
+            name = pods.table.name
+            jobs.observe(name, pods.table.changes, partial(self._follow_remote, name))
 
     async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
         rows = await self._policy.follow_identities(changes)
@@ -332,10 +336,10 @@ class PeerWatch:
             self._ports.report(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
         await self._follow_ports({change.key for change in changes})
 
-    async def _follow_remote(self, changes: list[Change[tuple[str, str], RemoteEndpoint]]) -> None:
+    async def _follow_remote(self, table: str, changes: Iterable[Change[Any, Any]]) -> None:
         for change in changes:
             ports = of_remote(change.row) if change.row is not None else NONE
-            self._ports.report(("remote", change.key), ports)
+            self._ports.report((table, change.key), ports)
         await self._follow_ports(())
 
     async def _follow_ports(self, pods: Collection[PodKey]) -> None:

@@ -72,7 +72,8 @@ class ServiceCatalog:
     """Computes frontends from services, their slices and other objects, and writes the table.
 
     A service without slices is served without backends, so that its clients are refused, as Kubernetes
-    requires of proxies. Cilium instead waits for the first slice, even an empty one.
+    requires of proxies. Cilium instead waits for the first slice, even an empty one. A global service is
+    served, as in Cilium, while it has a slice or a remote cluster has the service.
     """
 
     def __init__(
@@ -304,12 +305,15 @@ class ServiceCatalog:
         service = self._services.get(name)
         frontends: list[Frontend] = []
         if service is not None:
-            backends = backends_of(self._slices_of(name), self._options)
-            joined = self._remote is not None and is_global(service)
-            if joined:
-                backends = self._with_remote(name, service, backends)
-            frontends = frontends_of(service, backends, self._node, self._options)
-            if joined and not self.remote_known:
+            slices = self._slices_of(name)
+            backends = backends_of(slices, self._options)
+            remote: Sequence[RemoteService] | None = None
+            if self._remote is not None and is_global(service):
+                remote = list(self._remote.get(name))
+                backends = self._with_remote(name, service, backends, remote)
+            if slices or remote or remote is None or not self.remote_known:
+                frontends = frontends_of(service, backends, self._node, self._options)
+            if remote is not None and not self.remote_known:
                 frontends = [msgspec.structs.replace(one, partial=True) for one in frontends]
         if self.refused_backends and (service is None or not is_global(service)):
             self.refused_backends.pop(name, None)
@@ -318,9 +322,10 @@ class ServiceCatalog:
             frontends = [one for one in frontends if (one.type, one.key.address.ip) not in refused]
         self._claims.replace(name, frontends)
 
-    def _with_remote(self, name: ServiceName, service: Service, local: Backends) -> Backends:
+    def _with_remote(
+        self, name: ServiceName, service: Service, local: Backends, remote: Iterable[RemoteService]
+    ) -> Backends:
         """Add remote backends, and record the refused ones."""
-        remote = self._remote.get(name) if self._remote is not None else ()
         backends, refused = with_remote(local, remote, affinity_of(service), self._options)
         if refused:
             self.refused_backends[name] = tuple(refused)

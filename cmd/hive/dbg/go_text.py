@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import click
 
+from hive.output import terminal_text
+
 Shape = Mapping[str, Any]
 """Lists that a model prints even when they are not there: ``{"nodes[]": {...}}``, and what is inside; keys
 that it has not got: None."""
@@ -214,9 +216,9 @@ def aligned(text: str, least: int = 5) -> str:
     """Pad every tab-terminated cell of `text` to its column, like text/tabwriter.
 
     A column consists of consecutive lines with a cell in it; text after a line's last tab belongs to no
-    column.
+    column. Control characters are escaped: names and errors come from other nodes.
     """
-    lines = [line.split("\t") for line in text.split("\n")]
+    lines = [line.split("\t") for line in terminal_text(text).split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
     _measure(lines, widths, 0, len(lines), 0, least)
     rows = (

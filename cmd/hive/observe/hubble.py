@@ -44,8 +44,11 @@ from hive.observe.hubble_flags import CommandLineError, Flag, Flags
 from hive.observe.hubble_observe import EVENTS, observe
 from hive.observe.hubble_server import LOCAL, CommandError, connected, follow, parsed
 from hive.observe.hubble_text import aligned, json_text, status_lines
+from hive.output import terminal_text
 
 FAILURE = 1
+HALF_SECOND: Final = 500_000_000
+"""In nanoseconds; a half is rounded up, as Go's Duration.Round does."""
 _Message = TypeVar("_Message", bound=WireMessage)
 
 
@@ -54,11 +57,11 @@ def run(words: Sequence[str]) -> int:
     try:
         return _run(list(words))
     except (CommandLineError, CommandError, ConnectError) as error:
-        print(error, file=sys.stderr)
+        print(terminal_text(str(error)), file=sys.stderr)
     except RpcError as error:
         if error.code == RpcCode.CANCELLED:
             return 0
-        print(_rpc_text(error), file=sys.stderr)
+        print(terminal_text(_rpc_text(error)), file=sys.stderr)
     except KeyboardInterrupt:
         return 0
     return FAILURE
@@ -126,7 +129,7 @@ def _status(words: Sequence[str]) -> int:
     except ValueError as error:
         raise CommandLineError(str(error)) from error
     for line in lines:
-        print(line)
+        print(terminal_text(line))
     return 0
 
 
@@ -159,7 +162,7 @@ def _list_nodes(words: Sequence[str]) -> int:
     rows = [["NAME", "STATUS", "AGE", "FLOWS/S", "CURRENT/MAX-FLOWS"]]
     wide = [["VERSION", "ADDRESS", "TLS"]]
     for node in nodes:
-        uptime = round(node.uptime_ns / 1e9)
+        uptime = (node.uptime_ns + HALF_SECOND) // (2 * HALF_SECOND)
         state = NodeState(node.state).name if node.state in set(NodeState) else ""
         share = (
             f"{node.num_flows}/{node.max_flows} ({100 * node.num_flows / node.max_flows:6.2f}%)"
@@ -204,7 +207,7 @@ def _print_list(
         raise CommandLineError(f"unknown output format: {output}")
     if output == "wide":
         rows = [[*row, *more] for row, more in zip(rows, wide, strict=True)]
-    for line in aligned(rows):
+    for line in aligned([list(map(terminal_text, row)) for row in rows]):
         print(line)
     return 0
 
@@ -218,7 +221,7 @@ def _watch_peers(words: Sequence[str]) -> int:
         known = peer.type in set(ChangeNotificationType)
         kind = ChangeNotificationType(peer.type).name if known else str(peer.type)
         tls = f" (TLS.ServerName: {peer.tls.server_name})" if peer.tls is not None else ""
-        print(f"{kind:<12} {peer.address} {peer.name}{tls}")
+        print(terminal_text(f"{kind:<12} {peer.address} {peer.name}{tls}"))
 
     with connected(flags) as client:
         follow(client, "peer.Peer/Notify", NotifyRequest(), ChangeNotification, show)
@@ -255,13 +258,13 @@ def command(words: tuple[str, ...]) -> int:
     except CommandLineError as error:
         raise click.UsageError(error.plain) from error
     except CommandError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(terminal_text(str(error))) from error
     except ConnectError as error:
         raise click.ClickException(_without_flows(error)) from error
     except RpcError as error:
         if error.code == RpcCode.CANCELLED:
             return 0
-        raise click.ClickException(error.message) from error
+        raise click.ClickException(terminal_text(error.message)) from error
     except KeyboardInterrupt:
         return 0
 

@@ -31,6 +31,7 @@ from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list,
 from hive.observe.hubble_printer import Printer
 from hive.observe.hubble_server import CommandError, connected, follow, parsed
 from hive.observe.hubble_text import json_text
+from hive.output import terminal_text
 
 if TYPE_CHECKING:
     from hive.observe.hubble_why import DropReasons
@@ -117,7 +118,7 @@ def observe(words: Sequence[str], command: str) -> int:
     if flags is None:
         return 0
     allowed, denied = _lists(selection)
-    printer = _flow_printer(flags)
+    printer = _flow_printer(flags, losses=command.startswith("hive "))
     request = _flows_request(flags, allowed, denied)
     if flags["print-raw-filters"]:
         _print_filters(request)
@@ -147,7 +148,7 @@ def _lists(selection: FlowSelection) -> tuple[list[FlowFilter], list[FlowFilter]
         raise CommandLineError(str(error)) from error
 
 
-def _flow_printer(flags: Flags) -> Printer:
+def _flow_printer(flags: Flags, *, losses: bool) -> Printer:
     output = flags["output"]
     if output in _TABLES and flags["follow"]:
         raise CommandLineError("table output format is not compatible with follow mode")
@@ -167,11 +168,16 @@ def _flow_printer(flags: Flags) -> Printer:
 
         reasons = DropReasons()
     translate = flags["ip-translation"] and not flags["numeric"]
-    return _printer(flags, translate=translate, colour=colour, reasons=reasons)
+    return _printer(flags, translate=translate, colour=colour, losses=losses, reasons=reasons)
 
 
 def _printer(
-    flags: Flags, *, translate: bool = True, colour: bool = False, reasons: DropReasons | None = None
+    flags: Flags,
+    *,
+    translate: bool = True,
+    colour: bool = False,
+    losses: bool = False,
+    reasons: DropReasons | None = None,
 ) -> Printer:
     return Printer(
         (_FORMATS | _TABLES)[flags["output"]],
@@ -181,6 +187,7 @@ def _printer(
         colour=colour,
         debug=flags["debug"],
         silent=flags["silent-errors"],
+        losses=losses,
         below=None if reasons is None else reasons.lines,
     )
 
@@ -309,7 +316,7 @@ def _responses(lines: Iterable[str]) -> Iterator[GetFlowsResponse]:
             tree = {name: value for name, value in tree.items() if name in GetFlowsResponse.__struct_fields__}
             response = from_json(GetFlowsResponse, tree)
         except (ValueError, AttributeError) as error:
-            print(f"not a flow: {line.strip()} ({error})", file=sys.stderr)
+            print(terminal_text(f"not a flow: {line.strip()} ({error})"), file=sys.stderr)
             continue
         if response.flow is not None:
             yield response

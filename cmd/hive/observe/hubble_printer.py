@@ -1,6 +1,8 @@
 """Prints flows, agent events and debug events like Cilium's ``hubble``.
 
-Source: the hubble CLI of Cilium 1.17; lost events are printed, too, like version 1.19 does.
+Names, paths and messages come from packets and peers: control characters in them are escaped.
+
+Source: the hubble CLI of Cilium 1.17.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from cells.hubble.flow import (
     FlowService,
     IPCacheNotification,
     Layer7,
+    LostEvent,
     PolicyUpdateNotification,
     ServiceUpsertNotification,
     ServiceUpsertNotificationAddr,
@@ -45,6 +48,7 @@ from cells.hubble.rpc.observer import (
 )
 from cells.observe.events import DROP_REASONS, FORWARD_REASONS, MATCH_TYPES, OBSERVATION_POINTS, SOCKET_POINTS
 from hive.observe.hubble_text import aligned, json_text, time_text
+from hive.output import terminal_text
 
 RESERVED: Final = {
     0: "unknown",
@@ -131,6 +135,7 @@ class Printer:
         colour: bool = False,
         debug: bool = False,
         silent: bool = False,
+        losses: bool = False,
         below: Callable[[Flow], Iterable[str]] | None = None,
     ) -> None:
         self._output = output
@@ -140,6 +145,8 @@ class Printer:
         self._colour = colour and output in {"compact", "dict"}
         self._debug = debug
         self._silent = silent
+        self._losses = losses
+        """Whether lost events are printed; Cilium's hubble only names them as unknown with --debug."""
         self._below = below
         self._rows: list[list[str]] = []
         self._printed = 0
@@ -147,22 +154,17 @@ class Printer:
     def close(self) -> None:
         """Print the pending table."""
         for line in aligned(self._rows):
-            print(line)
+            self._print(line)
         self._rows = []
 
     def flow(self, response: GetFlowsResponse) -> None:
-        """Print a flow; node status of a relay and lost events go to stderr."""
+        """Print a flow; node status of a relay and reports of lost events go to stderr."""
         if response.flow is not None:
             self._flow(response, response.flow)
         elif response.node_status is not None:
             self._node_status(response, response.node_status)
-        elif response.lost_events is not None and self._output != "json":
-            lost = response.lost_events
-            cpu = f" CPU({lost.cpu})" if lost.cpu is not None else ""
-            source = _name(LostEventSource, lost.source)
-            self._warn(f"{self._time(response.time)} EVENTS LOST: {source}{cpu} {lost.num_events_lost}")
         elif response.lost_events is not None:
-            self._warn(json_text(to_json(response)))
+            self._loss(response, response.lost_events)
 
     def agent_event(self, response: GetAgentEventsResponse) -> None:
         """Print an agent event."""
@@ -203,7 +205,7 @@ class Printer:
             # Cilium's client ends the separator with no newline.
             self._pairs({"TIMESTAMP": when} | node | dict(fields), separator=SEPARATOR)
         else:
-            print(f"{when}{self._node(response.node_name)}: {compact}")
+            self._print(f"{when}{self._node(response.node_name)}: {compact}")
         self._printed += 1
 
     def _flow(self, response: GetFlowsResponse, flow: Flow) -> None:
@@ -236,21 +238,34 @@ class Printer:
                 ends.reverse()
                 arrow = "<-"
             node = self._node(flow.node_name)
-            print(f"{when}{node}: {ends[0]} {arrow} {ends[1]} {kind} {verdict} ({summary})")
+            self._print(f"{when}{node}: {ends[0]} {arrow} {ends[1]} {kind} {verdict} ({summary})")
             for line in self._below(flow) if self._below is not None else ():
-                print(line)
+                self._print(line)
         self._printed += 1
 
     def _row(self, fields: Mapping[str, str]) -> None:
         if not self._rows:
             self._rows.append(list(fields))
-        self._rows.append(list(fields.values()))
+        self._rows.append(list(map(terminal_text, fields.values())))
 
     def _pairs(self, fields: Mapping[str, str], *, separator: str) -> None:
         if self._printed:
             print(separator, end="")
         for name, text in fields.items():
-            print(f"{name:>11}: {text}")
+            self._print(f"{name:>11}: {text}")
+
+    def _loss(self, response: GetFlowsResponse, lost: LostEvent) -> None:
+        source = _name(LostEventSource, lost.source)
+        if not self._losses:
+            if self._debug:
+                cpu = f" cpu:{{value:{lost.cpu}}}" if lost.cpu is not None else ""
+                message = f"source:{source} num_events_lost:{lost.num_events_lost}{cpu}"
+                self._warn(f"unknown response type: &{{LostEvents:{message}}}")
+        elif self._output == "json":
+            self._warn(json_text(to_json(response)))
+        else:
+            cpu = f" CPU({lost.cpu})" if lost.cpu is not None else ""
+            self._warn(f"{self._time(response.time)} EVENTS LOST: {source}{cpu} {lost.num_events_lost}")
 
     def _summary(self, flow: Flow) -> str:
         if flow.auth_type == AuthType.DISABLED or self._output == "dict":
@@ -357,7 +372,10 @@ class Printer:
 
     def _warn(self, text: str) -> None:
         if not self._silent:
-            print(text, file=sys.stderr)
+            print(terminal_text(text), file=sys.stderr)
+
+    def _print(self, text: str) -> None:
+        print(terminal_text(text, coloured=self._colour))
 
     def _details(self, event: AgentEvent) -> str:
         for body in (

@@ -13,6 +13,7 @@ import msgspec
 
 from cells.hubble.codec import to_json
 from cells.hubble.rpc.observer import ServerStatusResponse
+from cells.hubble.scalars import is_valid_time
 from hive.dbg.go_text import go_duration
 
 _FORMATS: Final = {
@@ -31,7 +32,7 @@ _FORMATS: Final = {
 
 def time_text(nanoseconds: int | None, name: str) -> str:
     """Format a time in UTC with a named format; the default is StampMilli."""
-    if nanoseconds is None:
+    if nanoseconds is None or not is_valid_time(nanoseconds):
         return "N/A"
     layout, digits, zone = _FORMATS.get(name.lower(), _FORMATS["stampmilli"])
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
@@ -85,11 +86,12 @@ def status_lines(status: ServerStatusResponse, output: str) -> list[str]:
         share = f" ({status.num_flows / status.max_flows:.2%})" if status.max_flows else ""
         lines = [f"Current/Max Flows: {status.num_flows:,}/{status.max_flows:,}{share}", f"Flows/s: {rate}"]
         if connected is not None:
-            lines.append(f"Connected Nodes: {connected}/{connected + (unavailable or 0)}")
+            total = "" if unavailable is None else f"/{connected + unavailable}"
+            lines.append(f"Connected Nodes: {connected}{total}")
         if unavailable:
             lines.append(f"Unavailable Nodes: {unavailable}")
-            lines += [f"  - {name}" for name in status.unavailable_nodes]
-            if (more := unavailable - len(status.unavailable_nodes)) > 0:
+            lines += [f"  - {name}" for name in sorted(status.unavailable_nodes)]
+            if status.unavailable_nodes and (more := unavailable - len(status.unavailable_nodes)) > 0:
                 lines.append(f"  - and {more} more...")
         return lines
     values = {

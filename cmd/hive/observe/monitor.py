@@ -38,7 +38,7 @@ from hive.observe.monitor_filter import VERDICTS, EventFilter
 from hive.observe.monitor_history import LISTENING, HistoricNames, Moment, RecordedEvent, stored_and_live
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import DecidingRules, rules_text
-from hive.output import BAD, GOOD, QUIET, echo_fitted
+from hive.output import BAD, GOOD, QUIET, echo_fitted, terminal_text
 
 KINDS: Final[dict[str, tuple[type, ...]]] = {
     "drop": (Drop,),
@@ -293,7 +293,7 @@ def _line(event: Event, now: datetime, names: EventNames, rules: list[dict[str, 
         text += rules_text(event, rules)
     denied = isinstance(event, Verdict) and event.verdict < 0
     time = now.strftime("%H:%M:%S.") + f"{now.microsecond // 1000:03}"
-    return click.style(f"{time} {text}", fg=BAD if denied else _COLOURS[type(event)])
+    return click.style(f"{time} {terminal_text(text)}", fg=BAD if denied else _COLOURS[type(event)])
 
 
 def hex_dump(data: bytes) -> str:

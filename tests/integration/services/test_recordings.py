@@ -29,7 +29,7 @@ ANNOTATIONS = "annotations of services have effect, as in the 1.17 releases"
 OLDER = {
     "annotations_without_effect": ANNOTATIONS,
     "node_exposure_annotation_ignored": ANNOTATIONS,
-    "global_service_only_remote": "a service that lost its last remote cluster has no backends",
+    "global_service_only_remote": "a new slice is served at once, not at the next event of the service",
     "loadbalancer_ingress_odd": "ingress addresses with ipMode Proxy are not served, as in the 1.17 releases",
     "restore_disabled": "an earlier agent's entries are always restored: the option does not exist",
     "restore_service_without_slice": "a service without slices has no backends, as in the 1.17 releases",

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from cells.observe.events import (
@@ -299,6 +300,20 @@ GET = RequestRecord(
     url="http://web/a?b=c",
     protocol="HTTP/1.1",
 )
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_control_characters_of_requests_are_escaped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = msgspec.structs.replace(GET, method="GET\x1b]0;pwned\x07\r\x9b2J")
+    (line,) = printed(tmp_path, capfd, "-t", "l7", sent=[Sample(0, request_sample(record))])
+    assert r"GET^[]0;pwned\u0007\r\u009b2J http://web/" in line
+    (line,) = printed(tmp_path, capfd, "-t", "l7", "-j", sent=[Sample(0, request_sample(record))])
+    assert line.isprintable()
+    assert json.loads(line)["http"]["Method"] == record.method
+
+
 ANSWER = LookupRecord(
     answer=True,
     time="2026-01-01T00:00:00Z",

@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from cells.api.operations.agent import NO_EVENTS
-from cells.observe.events import AgentNotification, Lost, Sample, decode
+from cells.observe.events import (
+    AgentNotification,
+    Lost,
+    Party,
+    RequestRecord,
+    Sample,
+    decode,
+    request_sample,
+)
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.drop_reason import reason_text
 from hive.observe.monitor_filter import EventFilter
@@ -117,6 +125,25 @@ def test_events_are_shown_a_line_each_and_losses_counted(
         f"{reason_text(133)} (hive drop-reason)",
         "hive: the agent has closed the connection after 3 events (7 lost): did it stop?",
     ]
+
+
+def test_control_characters_of_requests_and_names_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RequestRecord(
+        answer=False,
+        time="2026-11-28T08:00:00Z",
+        ingress=True,
+        source=Party("10.0.0.1", 4000, 256),
+        destination=Party("10.0.0.2", 80, 257),
+        verdict="Forwarded",
+        method="GET\x1b]0;pwned\x07\r\x9b2J",
+        url="http://web/",
+        protocol="HTTP/1.1",
+    )
+    result = watch(capsys, tmp_path, sent=[Sample(0, request_sample(record))])
+    assert r"^[]0;pwned\u0007\r\u009b2J" in result.out
+    assert set(filter(lambda one: not one.isprintable(), result.out)) == {"\n"}
 
 
 PODS = [

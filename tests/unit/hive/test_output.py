@@ -6,7 +6,7 @@ import click
 import pytest
 import yaml
 
-from hive.output import detailed, document, fact_lines, fitted
+from hive.output import detailed, document, fact_lines, fitted, table
 from tests.support.command_line import hive
 from tests.unit.hive.answers import HEALTHY
 from tests.unit.hive.stub_agent import stub_agent
@@ -62,6 +62,12 @@ def test_every_form_works_without_a_terminal(tmp_path: Path, capsys: pytest.Capt
     with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY)}) as agent:
         assert hive(capsys, "status", "-H", agent.socket, "-o", "jsonpath={.cilium.state}").out == "Ok\n"
         assert yaml.safe_load(hive(capsys, "status", "-H", agent.socket, "-o", "yaml").out) == HEALTHY
+
+
+def test_control_characters_in_tables_are_escaped_and_styles_stay() -> None:
+    rows = [("NODE", "STATE"), ("n1\x1b]0;x\x07\r", click.style("ok", fg="green"))]
+    assert table(rows)[1] == "n1^[]0;x\\u0007\\r   \x1b[32mok\x1b[0m"
+    assert table(rows)[0] == click.style("NODE               STATE", bold=True)
 
 
 def test_hidden_columns_are_named() -> None:

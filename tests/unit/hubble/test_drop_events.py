@@ -139,9 +139,28 @@ async def test_drops_of_the_chosen_reasons_are_reported_once_an_interval_and_cou
         assert len(events_of(server)) == 1
 
 
-def test_reasons_and_intervals_that_there_are_not_are_refused() -> None:
-    with pytest.raises(ValueError, match="hubble-drop-events-reasons: unknown drop reason: rain, expected"):
-        DropEventSettings(hubble_drop_events=True, hubble_drop_events_reasons=("rain",)).validate()
+@pytest.mark.anyio
+async def test_unknown_reasons_are_logged_and_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    origin = FlowOrigin(node_name="default/n1")
+    flows = FlowObserver(127, origin, Parser(origin), "cilium v1.17.0")
+    server = ApiServer()
+    async with server.serving():
+        async with reporting(server, flows, **{"hubble-drop-events-reasons": "rain Policy_Deny"}):
+
+            def reported() -> bool:
+                flows.add_event(drop(WEB, DB), 1)
+                flows.add_event(drop(WEB, DB, drop_reason_desc=DropReason.DROP_REASON_UNKNOWN), 1)
+                flows.add_event(drop(WEB, DB, drop_reason_desc=DropReason.POLICY_DENY), 1)
+                return bool(events_of(server))
+
+            await eventually(reported)
+        (event,) = events_of(server)
+    assert event["note"] == "Incoming packet dropped (policy_deny) from default/web-1 (10.0.0.1) TCP/80"
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "unknown drop reason" in line]
+    assert "rain" in line
+
+
+def test_an_interval_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="hubble-drop-events-interval: expected more than 0"):
         DropEventSettings(
             hubble_drop_events_interval=type(DropEventSettings().hubble_drop_events_interval)(0)

@@ -229,6 +229,27 @@ async def test_flows_are_written_to_the_file_of_the_settings(tmp_path: Path) -> 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("size", "limit"), [("0", 100), ("1", 1)])
+async def test_a_file_is_renamed_at_the_size_of_the_setting_with_0_for_100_mib(
+    tmp_path: Path, size: str, limit: int
+) -> None:
+    """As in lumberjack."""
+    flows, path = observer(), tmp_path / "events.log"
+    path.touch()
+    os.truncate(path, (limit << 20) - 1)
+    settings = {"hubble-export-file-path": str(path), "hubble-export-file-max-size-mb": size}
+    async with exporting(flows, **settings):
+
+        def renamed() -> list[int]:
+            add(flows, "one")
+            return [one.stat().st_size for one in tmp_path.iterdir() if one != path]
+
+        await eventually(renamed)
+        await eventually(lambda: "one" in uuids(path))
+        assert renamed() == [(limit << 20) - 1]
+
+
+@pytest.mark.anyio
 async def test_the_watched_file_begins_and_ends_flow_logs(tmp_path: Path) -> None:
     flows, file = observer(), tmp_path / "flowlogs.yaml"
 

@@ -168,6 +168,26 @@ def test_the_status_reports_how_full_the_ring_is(case: dict[str, Any]) -> None:
     assert (status.flows_rate == 0) == case["flows_rate_is_zero"]
 
 
+@pytest.mark.parametrize(
+    ("letters", "ages", "rate"),
+    [
+        ("af", (50, 10), 0.1),  # an agent event does not extend the time of the flows
+        ("afff", (90, 20, 10, 5), 0.15),
+        ("fff", (90, 20, 10), 2 / 60),
+        ("ffa", (20, 10, 5), 0.1),
+        ("aag", (50, 10, 5), 0.0),
+        ("", (), 0.0),
+    ],
+)
+def test_the_rate_is_that_of_the_last_minute_or_since_the_oldest_flow(
+    letters: str, ages: tuple[int, ...], rate: float
+) -> None:
+    observer, now = observer_of(7), time.time_ns()
+    for number, (letter, age) in enumerate(zip(letters, ages, strict=True)):
+        observer.add_event(_event(letter, number), now - age * SECOND)
+    assert observer.server_status().flows_rate == pytest.approx(rate, rel=0.05)
+
+
 def _records(*names: str, known: str = "main") -> list[tuple[Sample, Resolver]]:
     perf = recording("pipeline")["perf_events"]
     return [(Sample(1, bytes.fromhex(perf[name])), world(known)) for name in names]

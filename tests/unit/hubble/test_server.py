@@ -158,6 +158,42 @@ async def test_a_request_that_makes_no_sense_is_refused(
         await in_thread(calls)
 
 
+YEARS = "timestamp is not between 0001-01-01 and 9999-12-31"
+LAST = 253_402_300_799_999_999_999
+"""The end of the year 9999, in nanoseconds since 1970."""
+
+
+@pytest.mark.parametrize("rpc", ["GetFlows", "GetAgentEvents", "GetDebugEvents"])
+@pytest.mark.parametrize(
+    ("request_", "refusal"),
+    [
+        (encode(GetFlowsRequest(since=LAST + 1)), f"since: {YEARS}"),
+        (encode(GetFlowsRequest(since=0, until=LAST + 1)), f"until: {YEARS}"),
+        (encode(GetFlowsRequest(until=-62_135_596_801_000_000_000)), f"until: {YEARS}"),
+        (b"\x3a\x06\x10\x80\x94\xeb\xdc\x03", f"since: {YEARS}"),  # a billion nanoseconds
+        (b"\x3a\x0b\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", f"since: {YEARS}"),  # -1 nanoseconds
+        (encode(GetFlowsRequest(since=-62_135_596_800_000_000_000, until=LAST)), ""),
+    ],
+)
+async def test_times_outside_of_the_range_of_timestamps_are_refused(
+    tmp_path: Path, rpc: str, request_: bytes, refusal: str
+) -> None:
+    async with serving(tmp_path):
+
+        def calls() -> None:
+            with grpc.insecure_channel(f"unix:{tmp_path / 'hubble.sock'}") as channel:
+                answers = channel.unary_stream(f"/observer.Observer/{rpc}")(request_, timeout=10)
+                if not refusal:
+                    list(answers)
+                    return
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(answers)
+                assert refused.value.code() == grpc.StatusCode.UNKNOWN
+                assert refused.value.details() == refusal
+
+        await in_thread(calls)
+
+
 def _requests(case: dict[str, Any]) -> list[dict[str, Any]]:
     """What the client of a case asked, or what the relay asked nodes for it."""
     of_nodes = [request for node in case.get("requests_at_nodes") or () for request in node or ()]

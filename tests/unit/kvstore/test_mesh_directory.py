@@ -140,6 +140,11 @@ def test_ids_and_names_are_taken_or_refused_as_recorded(recorded: dict[str, Any]
     assert announcement_fault(found, ClusterNumbers(number, most)) == (recorded["remote_error"] or "")
 
 
+def test_other_sizes_of_a_mesh_are_refused_in_ciliums_words() -> None:
+    (fault,) = AgentSettings(cluster_name="home", cluster_id=1, max_connected_clusters=300).faults()
+    assert "--max-connected-clusters=300 is invalid; supported values are [255, 511]" in fault
+
+
 @pytest.mark.parametrize("value", [b"x", b"", b"[]", b'{"id":"2"}', b'{"id":-1.5}'])
 def test_an_announcement_that_cannot_be_read_is_an_error(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from ipaddress import IPv4Address, ip_address, ip_network
 
+import pytest
+
+from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.clustermesh.keys import RemoteValues
+from cells.kubernetes.objects.cilium_endpoint import NamedPort
 from cells.kvstore.model import IPS
 from cells.remote.shared_keys import SharedPort, address_keys, node_key, read_address, read_node
 from tests.unit.ciliumendpoint.endpoints import endpoint
@@ -75,6 +80,12 @@ def test_an_invalid_node_value_is_none() -> None:
     assert read_node("default/n1", b'{"Name":"n1","Cluster":"default","BootID":"\xff"}') is None
     assert read_node("default/n1", b'{"Name":"n1","Cluster":"default","NodeIdentity":-1}') is None
     assert read_node("default/n1", json.dumps(CILIUMS_NODE).encode()) is None, "another one's name"
+    for wrong in (
+        {"IPAddresses": [{"Type": "InternalIP", "IP": "10.0.2"}]},
+        {"IPv4HealthIP": "10.11.0.9/32"},
+        {"IPv6IngressIP": "x"},
+    ):
+        assert read_node("default/runtime1", json.dumps(CILIUMS_NODE | wrong).encode()) is None, wrong
     odd = CILIUMS_NODE | {"Name": "n1", "IPv4AllocCIDR": {"IP": "10.0.0.0", "Mask": "AP8A/w=="}}
     node = read_node("default/n1", json.dumps(odd).encode())
     assert node is not None
@@ -108,8 +119,38 @@ def test_an_invalid_address_value_is_none() -> None:
         ("10.0.0.1", b'{"IP":"10.0.0.1","ID":-1}'),
         ("10.0.0.1", b'{"IP":"10.0.0.1","ID":4294967296}'),
         ("10.0.0.1", b'{"IP":"10.0.0.1","ID":300,"Key":256}'),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":300,"HostIP":"n1"}'),
     ):
         assert read_address(key, value) is None, (key, value[:50])
+
+
+def test_values_of_remote_clusters_are_read_as_by_gos_decoder() -> None:
+    """A value with a wrong number or address is invalid; the last valid one then stays."""
+    values = RemoteValues("east", 2, ClusterNumbers(1))
+    origin = {"cluster": "east", "clusterID": 2, "namespace": "shop", "name": "web"}
+
+    def with_port(port: int) -> bytes:
+        backends = {"10.2.0.5": {"http": {"Port": port, "Protocol": "TCP"}}}
+        return json.dumps(origin | {"backends": backends}).encode()
+
+    assert values.service("shop/web", with_port(65535)).backends["10.2.0.5"]["http"].port == 65535
+    for port in (65536, -1):
+        with pytest.raises(ValueError, match="Expected `int`"):
+            values.service("shop/web", with_port(port))
+    ports = b'"NamedPorts":[{"Name":"http","Port":80,"Protocol":"TCP"}]'
+    found = values.address("10.2.0.5", b'{"IP":"10.2.0.5","ID":131172,%s}' % ports)
+    assert found.ports == (NamedPort("http", 80, "TCP"),)
+    assert values.address("10.2.0.5", b'{"IP":"10.2.0.5","ID":300,%s}' % ports).ports == ()
+    with pytest.raises(ValueError, match="invalid IP address: 'n1'"):
+        values.address("10.2.0.5", b'{"IP":"10.2.0.5","ID":131172,"HostIP":"n1"}')
+    node = {
+        "Name": "n1",
+        "Cluster": "east",
+        "ClusterID": 2,
+        "IPAddresses": [{"Type": "InternalIP", "IP": "n1"}],
+    }
+    with pytest.raises(ValueError, match="invalid IP address: 'n1'"):
+        values.node("n1", json.dumps(node).encode())
 
 
 def test_a_network_of_ciliums_is_read() -> None:

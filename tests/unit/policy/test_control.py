@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cells import kvstore
 from cells.cluster.identity.numbers import INIT, INIT_LABELS
 from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.clustermesh import tables as mesh_tables
+from cells.clustermesh.tables import MeshTables, RemoteAddress
 from cells.kubernetes.objects.cilium_endpoint import NamedPort
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy.control.objects import RuleSources
@@ -15,7 +18,9 @@ from cells.policy.maps import ALLOW_ALL, RealizedPolicy
 from cells.policy.rules import SUPPORTED
 from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
-from lifecycle import Table, invoke
+from cells.remote.shared import SharedTables, shared_pods
+from cells.remote.shared_keys import SharedAddress, SharedPort
+from lifecycle import Table, invoke, module, provide
 from lifecycle.tables import Initializer
 from lifecycle.testing import eventually
 from tests.unit.policy.room import CART, FRONTEND, HOST, WEB, Room, room
@@ -435,3 +440,30 @@ async def test_a_port_by_name_at_egress_is_what_the_clusters_pods_call_so(tmp_pa
             rows.delete(("shop", "b"))
             rows.put(far("a", 8081))
         await eventually(lambda: ports_of(node, egress=True) == {8081})
+
+
+async def test_a_port_by_name_may_be_that_of_pods_in_the_kvstore_and_in_other_clusters(
+    tmp_path: Path,
+) -> None:
+    shared = module("shared", "Pods in the kvstore", provide(SharedTables, shared_pods))
+    async with room(tmp_path, None, kvstore.cell, shared, mesh_tables.cell) as node:
+        assert node.identities.acquire_now(FRONTEND) is not None
+        node.write(BY_NAME_OUT)
+        await eventually(lambda: node.policies.status(node.cart).egress_enforced)
+        clusters, pods = node.hive.get(MeshTables).addresses, node.hive.get(SharedTables).addresses
+        clusters.put(
+            RemoteAddress(
+                cluster="east", name="10.2.0.5", prefix="10.2.0.5/32", identity=131172, node="192.0.2.2",
+                ports=(NamedPort("web", 8080, "TCP"),),
+            )
+        )  # fmt: skip
+        await eventually(lambda: ports_of(node, egress=True) == {8080})
+        pods.put(
+            SharedAddress(
+                address="10.0.0.9", prefix="10.0.0.9/32", identity=300, node="192.0.2.3", value="",
+                ports=(SharedPort("web", 9090, "TCP"),),
+            )
+        )  # fmt: skip
+        await eventually(lambda: ports_of(node, egress=True) == set(), within=10)
+        clusters.delete(("east", "10.2.0.5"))
+        await eventually(lambda: ports_of(node, egress=True) == {9090})

@@ -17,6 +17,7 @@ from cells.clustermesh.tables import MeshSettings, MeshTables, RemoteServiceKey,
 from cells.config import AgentConfig
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import BackendState, LoadBalancerOptions, ServiceName, ServingNode
+from cells.services.model.frontends import is_global
 from lifecycle import Tables
 from tests.support.catalog import LoneCatalog
 from tests.support.recordings import recordings
@@ -38,6 +39,7 @@ class Replay:
         self.remote = mesh_services(self.mesh, Tables())
         self.catalog = LoneCatalog(OPTIONS, ServingNode("home"), self.remote)
         self._values: dict[str, RemoteValues] = {}
+        self._services: dict[ServiceName, Service] = {}
 
     def do(self, step: Json) -> None:
         key = step.get("key", "")
@@ -60,11 +62,12 @@ class Replay:
     def _follow(self, kind: str, body: Json) -> None:
         match kind:
             case "k8s_service":
-                found = msgspec.convert(body, Service)
+                found = self._services[_name(body)] = msgspec.convert(body, Service)
                 both = ("172.20.1.1", "fd00:20::1")  # events have backends of both families
                 spec = msgspec.structs.replace(found.spec, cluster_ips=both)
                 self.catalog.upsert_service(msgspec.structs.replace(found, spec=spec))
             case "k8s_service_delete":
+                self._services.pop(_name(body), None)
                 self.catalog.delete_service(_name(body))
             case "k8s_endpointslice":
                 self.catalog.upsert_slice(msgspec.convert(body, EndpointSlice))
@@ -82,6 +85,11 @@ class Replay:
         with self.mesh.services.txn() as rows:
             rows.delete(key)
         self.catalog.remote_changed(ServiceName(*key[1:]))
+
+    @property
+    def global_services(self) -> set[str]:
+        """The names of local services that are global."""
+        return {str(name) for name, one in self._services.items() if is_global(one)}
 
     @property
     def served(self) -> dict[str, list[Json]]:
@@ -106,7 +114,7 @@ def _name(object_: Json) -> ServiceName:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_backends_are_merged_as_recorded(name: str) -> None:
-    """A service without any source of backends is served without: the recorded agent deletes it."""
+    """Services that are not global are served before their first slice, too, where Cilium waits for it."""
     replay = Replay()
     wanted: dict[str, list[Json]] = {}
     for step in json.loads((recordings("clustermesh") / f"{name}.json").read_text())["steps"]:
@@ -117,7 +125,9 @@ def test_backends_are_merged_as_recorded(name: str) -> None:
                 wanted[event["service"]] = event["backends"]
             elif event["event"] == "service-deleted":
                 wanted.pop(event["service"], None)
-        served = {service: backends for service, backends in replay.served.items() if backends}
-        assert served == {service: backends for service, backends in wanted.items() if backends}, step
+        served = replay.served
+        early = served.keys() - wanted.keys() - replay.global_services
+        assert {service: some for service, some in served.items() if service not in early} == wanted, step
+        assert not any(served[service] for service in early)
         names = {(row.namespace, row.name) for row in replay.remote.all()}
         assert len(names) == step["num_global_services"]

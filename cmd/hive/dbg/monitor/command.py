@@ -17,6 +17,7 @@ import click
 from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
 from hive.dbg.monitor.printer import TYPES, Printer, log_line
 from hive.dbg.requests import RequestFailedError, ask, socket_path
+from hive.output import terminal_text
 
 RETRY_AFTER: Final = 12.0
 """Seconds until the monitor connects again after the agent closed the connection."""
@@ -142,4 +143,4 @@ def _print_events(stream: socket.socket, printer: Printer) -> None:
     while data := stream.recv(1 << 18):
         for event in payloads.feed(data):
             for line in printer.event(event):
-                click.echo(line)
+                click.echo(terminal_text(line))
