@@ -32,7 +32,7 @@ from cells.kubernetes.objects.cilium_bgp import (
     CiliumBGPAdvertisement,
 )
 from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
-from cells.kubernetes.objects.core import EndpointSlice, Service
+from cells.kubernetes.objects.core import EndpointSlice, Service, served_by
 from cells.kubernetes.objects.kind import Key, LabelSelector
 from cells.node.ipam.ranges import PodRange
 from cells.services.model.claims import EXTERNAL_IPS, INGRESS, RefusedAddress
@@ -103,8 +103,15 @@ def announced_services(
     slices: ReadTable[tuple[str, str], EndpointSlice],
     refused: ReadTable[tuple[str, str, str], RefusedAddress],
     node: str,
+    proxy: str = "",
 ) -> ReadTable[tuple[str, str], AnnouncedService]:
-    """Return the table ``bgp-services``; a changed object recomputes only its service."""
+    """Return the table ``bgp-services``; a changed object recomputes only its service.
+
+    ``proxy``: the name of the service proxy whose services are announced, see served_by().
+    """
+
+    def served(service: Service) -> bool:
+        return served_by(service.labels, proxy)
 
     def local(endpoints: EndpointSlice) -> Iterator[tuple[Key, Key, Family]]:
         kinds = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
@@ -123,7 +130,8 @@ def announced_services(
         name="bgp-refused",
     )
     return (
-        services.left_join(backends, lambda service, found: (service, found), name="bgp-backed-services")
+        services.filter(served, name="bgp-own-services")
+        .left_join(backends, lambda service, found: (service, found), name="bgp-backed-services")
         .left_join(unserved, _announced, name="bgp-any-services")
         .filter(lambda row: row.addresses, name="bgp-services")
     )

@@ -39,7 +39,7 @@ from cells.config import AgentConfig
 from cells.config.shared import ServiceProxyName
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS, CiliumPodIPPool
-from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, Service, served_by
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
@@ -146,15 +146,8 @@ class BGPResources:
             else Table("bgp-no-passwords", key=lambda row: row.key)
         )
         self.pools: Table[tuple[str, str], CiliumPodIPPool] = resources.table(CILIUM_POD_IP_POOLS)
-
-        def ours(service: Service) -> bool:
-            return served_by(service.labels, proxy.name)
-
         self.services: ReadTable[tuple[str, str], AnnouncedService] = announced_services(
-            resources.table(SERVICES).filter(ours, name="bgp-own-services"),
-            resources.table(ENDPOINT_SLICES),
-            refused,
-            agent.node_name,
+            resources.table(SERVICES), resources.table(ENDPOINT_SLICES), refused, agent.node_name, proxy.name
         )
         """Addresses of services that may be announced."""
         if source is ObjectSource.NOWHERE:

@@ -270,7 +270,9 @@ def _peer(
     address = _address(wanted.peer_address, "peerAddress")
     if address is None:
         raise BadValueError("peerAddress is missing: expected an IP address")
-    _within(wanted.peer_asn, 1, MAX_32, "peerASN")
+    if wanted.peer_asn is None:
+        raise BadValueError(f"peerASN is missing: expected 1 to {MAX_32}, or 0 for any")
+    asn = _within(wanted.peer_asn, 0, MAX_32, "peerASN")
     spec = BGPPeerConfigSpec()
     if wanted.peer_config_ref is not None:
         found = configs.get(wanted.peer_config_ref.name)
@@ -284,7 +286,7 @@ def _peer(
         instance.name,
         wanted.name,
         address,
-        wanted.peer_asn,
+        asn,
         instance.local_asn,
         local_address=local,
         password=_password(spec.auth_secret_ref, facts),

@@ -349,7 +349,7 @@ def node_status(
                     sessions.get(keys[peer.name]) if peer.name in keys else None,
                 )
                 for peer in instance.peers or ()
-                if peer.peer_address and peer.peer_asn
+                if peer.peer_address and peer.peer_asn is not None
             )
             found.append(BGPInstanceStatus(instance.name, instance.local_asn, peers or None))
     return BGPNodeConfigStatus(tuple(found) or None)

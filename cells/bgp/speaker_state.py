@@ -127,6 +127,7 @@ class BGPPeer(msgspec.Struct, frozen=True):
     address: IPAddress
     """Unique within the instance."""
     asn: int
+    """0: any ASN."""
     local_asn: int
     """ASN of the instance."""
     local_address: IPAddress | None = None

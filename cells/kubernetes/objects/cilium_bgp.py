@@ -123,6 +123,7 @@ _Address = Annotated[str, _schema(pattern=rf"^\s*({_IPV4}|({_IPV6})(%.+)?)\s*$")
 _RouterID = Annotated[str, _schema(format="ipv4")]
 _LocalASN = Annotated[int, _schema(format="int64", minimum=1, maximum=4294967295)]
 _PeerASN = Annotated[int, _schema(format="int64", minimum=0, maximum=4294967295)]
+_ClusterPeerASN = Annotated[int, _schema(format="int64", minimum=0, maximum=4294967295, default=0)]
 _Int32 = Annotated[int, _schema(format="int32")]
 _Int64 = Annotated[int, _schema(format="int64")]
 _Port = Annotated[int, _int32(1, 65535)]
@@ -151,11 +152,12 @@ class BGPPeerConfigRef(ObjectPart, frozen=True, gc=False):
 
 
 class BGPClusterPeer(ObjectPart, frozen=True, gc=False):
-    """A peer of an instance; 0 and an empty text mean that a field is not set."""
+    """A peer of an instance; None and an empty text mean that a field is not set."""
 
     name: _Name
     peer_address: _Address = ""
-    peer_asn: _PeerASN = field(name="peerASN", default=0)
+    peer_asn: _ClusterPeerASN | None = field(name="peerASN", default=None)
+    """0: any ASN, which the peer's OPEN message has."""
     peer_config_ref: BGPPeerConfigRef | None = None
 
 
@@ -324,7 +326,7 @@ class BGPNodePeer(ObjectPart, frozen=True, gc=False):
 
     name: str
     peer_address: _Address = ""
-    peer_asn: _PeerASN = field(name="peerASN", default=0)
+    peer_asn: _PeerASN | None = field(name="peerASN", default=None)
     local_address: _Address = ""
     peer_config_ref: BGPPeerConfigRef | None = None
 

@@ -19,12 +19,14 @@ import msgspec
 from cells.base.metrics import Collector, Histogram, MetricFamily, counter, histogram
 from cells.kubernetes.client.calls import Bucket
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
-from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINT_SLICES
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINT_SLICES, CiliumEndpointSlice
+from cells.kubernetes.objects.kind import Key
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.endpoint_slices.slices import EndpointSlices, SliceRow, SliceSettings, WriteLimit
 from lifecycle import (
     BatchError,
+    Change,
     Jobs,
     Lifecycle,
     ReadTable,
@@ -235,10 +237,20 @@ def write(
     if not slices.active:
         return
     limit, counts = SliceLimit(slices.limit), SliceCounts()
+    reconcilers: list[Reconciler[str, SliceRow]] = []
     for first, name in ((True, "first"), (False, "others")):
         writer = SliceWriter(server, slices, rows, limit, counts, first=first)
         part = rows.filter(_is_priority if first else _waits, name=f"endpoint-slices-{name}")
-        jobs.observe(f"write-{name}", Reconciler(part, writer, full_every=AGAIN))
+        reconcilers.append(Reconciler(part, writer, full_every=AGAIN))
+        jobs.observe(f"write-{name}", reconcilers[-1])
+
+    async def restore(changes: Iterable[Change[Key, CiliumEndpointSlice]]) -> None:
+        """Compare all slices at once if another writer has changed one."""
+        if any(slices.drifted(change.key[1]) for change in changes):
+            for one in reconcilers:
+                one.trigger()
+
+    jobs.observe("restore", slices.changes, restore)
     collect_metrics(metrics, counts, lifecycle)
 
 

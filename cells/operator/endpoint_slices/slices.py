@@ -28,6 +28,7 @@ from cells.kubernetes.objects.core import NAMESPACES, Namespace
 from cells.kubernetes.objects.kind import Key
 from cells.operator.objects import ClusterObjects
 from lifecycle import Change, Jobs, Settings, Table
+from lifecycle.tables import Changes
 
 # How endpoints are batched, and the rate limits of writes.
 #
@@ -261,6 +262,17 @@ class EndpointSlices:
     def live(self) -> list[CiliumEndpointSlice]:
         """Return the actual slices."""
         return self._slices.all()
+
+    def changes(self) -> Changes[Key, CiliumEndpointSlice]:
+        """Follow the actual slices."""
+        return self._slices.changes()
+
+    def drifted(self, name: str) -> bool:
+        """Whether another writer has changed, deleted or created a slice that does not wait to be written."""
+        live, row = self.find(name), self._rows.get(name)
+        if name in self.waiting or live is None or row is None:
+            return name not in self.waiting and (live is None) is not (row is None)
+        return (live.of_namespace, live.endpoints) != (row.namespace, row.endpoints)
 
     def find(self, name: str) -> CiliumEndpointSlice | None:
         """Return the actual slice of a name, or None."""

@@ -144,6 +144,8 @@ async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 # Computes a new plan whenever pools or services change.
 
+NO_PLAN: Final = Plan({}, {}, {})
+
 
 class LBIPAM:
     """Allocates addresses to services, once services and pools are synchronized."""
@@ -172,12 +174,17 @@ class LBIPAM:
         self._given: dict[Key, tuple[str, tuple[Address, ...]]] = {}
         """Service -> uid and addresses of the last plan; its status may lag behind."""
         self._slept = True
+        """Whether there was no pool in the last pass."""
+        self._requests: dict[Key, AllocationRequest] = {}
+        """The requests of the last plan, without addresses."""
+        self._released: set[tuple[Key, str]] = set()
+        """Services by UID that had addresses of the last pool, until their status has none."""
         self._broken: dict[str, str] = {}
         self._clock = count()
         self._age: dict[tuple[str, tuple[PoolRange, ...]], int] = {}
         """(pool, ranges) -> sequence number; pools are used in the order in which they got their ranges."""
         self.pools: list[AddressPool] = []
-        self.plan = Plan({}, {})
+        self.plan = NO_PLAN
         if self.active:
             self._pools = objects.table(LOAD_BALANCER_POOLS)
             self._services = objects.table(CLUSTER_SERVICES)
@@ -205,22 +212,38 @@ class LBIPAM:
         self._age = {key: next(self._clock) if at is None else at for key, at in known.items()}
         self.pools = sorted(pools, key=lambda one: self._age[one.name, one.ranges])
         self._report_broken(broken)
-        self._slept = self._slept and not rows
         ours = {key: one for key, one in services.items() if self._serves(one)}
-        requests = [self._request(ours[key]) for key in sorted(ours, key=self._arrival.__getitem__)]
-        self.plan = Plan({}, {}) if self._slept else plan(self.pools, requests)
+        served = ours if rows else self._released_by(ours)
+        requests = [self._request(served[key]) for key in sorted(served, key=self._arrival.__getitem__)]
+        bare = {one.key: replace(one, has=()) for one in requests}
+        changed = {key for key, one in bare.items() if self._requests.get(key, one) != one}
+        self.plan = plan(self.pools, requests, changed) if served else NO_PLAN
+        self._requests, self._slept = bare, not rows
         self._given = {one.key: (one.uid, self._grant(one.key).addresses) for one in requests}
         by_name = {one.name: one for one in self.pools}
         with self._service_patches.txn() as txn:
             patches = [
                 service_patch(one, self.plan.grants.get(key))
                 for key, one in services.items()
-                if not (self._slept and key in ours)  # without pools services get no condition
+                if key not in ours or key in served
             ]
-            txn.replace_all(one for one in patches if one is not None)
+            pending = [one for one in patches if one is not None]
+            txn.replace_all(pending)
+        unwritten = {((one.namespace, one.name), one.uid) for one in pending}
+        self._released = {(key, one.metadata.uid) for key, one in served.items()}
+        if not rows:
+            self._released &= unwritten
         with self._pool_patches.txn() as pool_txn:
-            found = (pool_patch(row, by_name.get(name), self.plan.used) for name, row in rows.items())
+            found = (pool_patch(row, by_name.get(name), self.plan) for name, row in rows.items())
             pool_txn.replace_all(one for one in found if one is not None)
+
+    def _released_by(self, services: dict[Key, ClusterService]) -> dict[Key, ClusterService]:
+        """Return the services that lose their addresses with the last pool.
+
+        Without pools LB-IPAM is dormant, as Cilium's: it changes no other service, so that another controller
+        may give addresses.
+        """
+        return {key: one for key, one in services.items() if (key, one.metadata.uid) in self._released}
 
     def _serves(self, service: ClusterService) -> bool:
         spec = service.spec
@@ -233,7 +256,7 @@ class LBIPAM:
     def _request(self, service: ClusterService) -> AllocationRequest:
         request = request_of(service, self._versions, proto_diff=self._proto_diff)
         uid, given = self._given.get(service.key, ("", ()))
-        if uid != request.uid or self._slept:
+        if uid != request.uid or self._slept:  # dormant, addresses are those of others
             return request
         return replace(request, has=given)
 
@@ -442,8 +465,7 @@ def families(ipam: LBIPAM) -> list[MetricFamily]:
     """Return the metrics of LB-IPAM."""
     pools, found = ipam.pools, ipam.plan
     used = {one.name: float(found.used.get(one.name, 0)) for one in pools}
-    reserved = {one.name: sum(len(each.reserved) for each in one.ranges) for one in pools}
-    free = {one.name: float(one.size - reserved[one.name]) - used[one.name] for one in pools}
+    free = {one.name: float(found.available(one)) for one in pools}
     grants = found.grants.values()
     lacking = sum(not one.satisfied for one in grants)
     conflicts = sum(bool(one.conflict) for one in pools)

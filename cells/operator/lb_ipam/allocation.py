@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from cells.base.addresses import SpanIndex
 from cells.kubernetes.objects.kind import Key, LabelSelector
-from cells.operator.objects import ClusterService, LoadBalancerPool, PoolBlock
+from cells.operator.objects import BalancedServiceSpec, ClusterService, LoadBalancerPool, PoolBlock
 
 # Pools of addresses: their ranges and conflicts.
 #
 # Source: Cilium 1.17, CiliumLoadBalancerIPPool: blocks are networks or ranges. Of two overlapping pools the
-#         newer one is in conflict and allocates no addresses; its allocated addresses stay.
+#         newer one is in conflict and allocates no addresses; its allocated addresses stay. A pool that is in
+#         conflict puts no other in conflict.
 
 Address = IPv4Address | IPv6Address
 
@@ -96,22 +97,28 @@ def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool],
         except ValueError as error:
             broken[pool.name] = str(error)
     index, found = index_of(ranges for _, ranges in valid), list[AddressPool]()
-    names = [pool.name for pool, _ in valid]
     for number, (pool, ranges) in enumerate(valid):
-        conflict = next(_conflicts(number, ranges, index, names), "")
+        conflict = next(_conflicts(pool.name, number, ranges, index, found), "")
         found.append(AddressPool(pool.name, ranges, pool.spec.service_selector, pool.spec.disabled, conflict))
     return found, broken
 
 
 def _conflicts(
-    number: int, ranges: Sequence[PoolRange], index: PoolIndex, names: Sequence[str]
+    name: str, number: int, ranges: Sequence[PoolRange], index: PoolIndex, older: Sequence[AddressPool]
 ) -> Iterator[str]:
-    """The messages of a pool's ranges that overlap earlier ones, of older pools first."""
+    """Yield the messages of a pool's ranges that overlap earlier ones of it or of older valid pools."""
     for at, mine in enumerate(ranges):
-        of, place, other = index.overlapping(mine.first, mine.last)[0]
-        if (of, place) < (number, at):
-            first, second = (other, mine) if of == number else (mine, other)
-            yield f"Pool conflicts since range '{first}' overlaps range '{second}' from IP Pool '{names[of]}'"
+        for of, place, other in index.overlapping(mine.first, mine.last):
+            if (of, place) >= (number, at):
+                break
+            if of == number:
+                yield _overlap(other, mine, name)
+            elif not older[of].conflict:
+                yield _overlap(mine, other, older[of].name)
+
+
+def _overlap(one: PoolRange, other: PoolRange, pool: str) -> str:
+    return f"Pool conflicts since range '{one}' overlaps range '{other}' from IP Pool '{pool}'"
 
 
 PoolIndex = SpanIndex[tuple[int, int, PoolRange]]
@@ -169,19 +176,17 @@ class AllocationRequest(msgspec.Struct, frozen=True):
 def request_of(
     service: ClusterService, versions: Collection[int], *, proto_diff: bool = True
 ) -> AllocationRequest:
-    """Return a service's request, restricted to the cluster's IP families.
+    """Return a service's request in a cluster with these IP families.
 
     Without ``proto_diff`` a port conflicts with the same number of every protocol.
     """
     spec = service.spec
     ports = ((one.port, one.protocol or "TCP") for one in spec.ports or ())
-    families = {"IPv4": 4, "IPv6": 6}
-    asked = {families[one] for one in spec.ip_families or ("IPv4",) if one in families}
     return AllocationRequest(
         key=service.key,
         uid=service.metadata.uid,
         labels={**service.labels, NAME: service.name, NAMESPACE: service.namespace},
-        versions=tuple(sorted(asked & set(versions))),
+        versions=tuple(_versions(spec, versions)),
         wanted=_wanted(service),
         sharing=_annotation(service, SHARING),
         across=frozenset(one for one in _annotation(service, ACROSS).split(",") if one),
@@ -192,6 +197,17 @@ def request_of(
     )
 
 
+def _versions(spec: BalancedServiceSpec, cluster: Collection[int]) -> list[int]:
+    """Return the requested IP families; a single one is requested even if the cluster does not have it."""
+    families = {"IPv4": 4, "IPv6": 6}
+    asked = [families[one] for one in spec.ip_families or () if one in families] or sorted(cluster)
+    if spec.ip_family_policy == "RequireDualStack":
+        return sorted(cluster)
+    if spec.ip_family_policy == "PreferDualStack":
+        return sorted(set(asked) & set(cluster))
+    return asked[:1]
+
+
 def incompatible(one: AllocationRequest, other: AllocationRequest) -> str:
     """Return why two services cannot share an address, or an empty string.
 
@@ -200,13 +216,13 @@ def incompatible(one: AllocationRequest, other: AllocationRequest) -> str:
     if not one.sharing or one.sharing != other.sharing:
         return "different sharing key"
     if one.key[0] != other.key[0] and not (_shares_with(one, other) and _shares_with(other, one)):
-        return "different namespace"
+        return "different and not permitted namespace"
     if one.ports & other.ports:
         return "same port"
     if one.policy != other.policy:
-        return "different externalTrafficPolicy"
-    if one.policy == "Local" and one.selector != other.selector:
-        return "different selector"
+        return "different ExternalTrafficPolicy"
+    if one.policy == "Local" and (one.selector != other.selector or not one.selector):
+        return "compatible ExternalTrafficPolicy local but selecting different set of pods"
     return ""
 
 
@@ -254,10 +270,17 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The grants of all services, and the number of allocated addresses per pool."""
+    """The grants of all services, and numbers of addresses per pool."""
 
     grants: Mapping[Key, Grant]
     used: Mapping[str, int]
+    """Allocated addresses."""
+    reserved: Mapping[str, int]
+    """Addresses that are neither allocated nor allocatable."""
+
+    def available(self, pool: AddressPool) -> int:
+        """Return the number of allocatable addresses of a pool."""
+        return pool.size - self.used.get(pool.name, 0) - self.reserved.get(pool.name, 0)
 
 
 class _Holders:
@@ -411,8 +434,8 @@ class _Allocation:
             return None
         for other in holders.services:
             if why := incompatible(request, other):
-                if not request.sharing or not other.sharing:
-                    return "already_allocated", f"The IP '{address}' is already allocated to another service"
+                if not request.sharing:
+                    return _taken(address)
                 return (
                     "already_allocated_incompatible_service",
                     f"The IP '{address}' is already allocated to an incompatible service. Reason: {why}",
@@ -420,24 +443,33 @@ class _Allocation:
         return None
 
     def may_keep(self, request: AllocationRequest, address: Address) -> bool:
-        """Whether a service may keep an address: requested, in a matching pool, without a conflict."""
+        """Whether a service may keep an address: requested, in a matching pool, without a conflict.
+
+        It keeps an address that has been reserved since.
+        """
         if address.version not in request.versions or (request.wanted and address not in request.wanted):
             return False
-        inside = any(
-            address not in within.reserved and request.matches(pool)
-            for pool, within in self.containing(address)
-        )
+        inside = any(request.matches(pool) for pool, _ in self.containing(address))
         return inside and self.obstacle(request, address) is None
 
     def allocate_requested(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Allocate a requested address; return reason and message on failure."""
+        inside = False
         for pool, within in self.containing(address):
-            if address in within.reserved or not pool.gives or not request.matches(pool):
+            if not pool.gives:
                 continue
+            inside = True
+            if not request.matches(pool):
+                continue
+            if address in within.reserved and address not in self.holders:
+                return _taken(address)
             if (why := self.obstacle(request, address)) is not None:
                 return why
             self.assign(request, address)
             return None
+        if inside:
+            what = f"The pool with the CIDR containing '{address}', doesn't select this service"
+            return "pool_selector_mismatch", what
         return "no_pool", f"No pool exists with a CIDR containing '{address}'"
 
     def allocate_any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
@@ -478,10 +510,19 @@ class _Allocation:
         return wrong
 
 
-def plan(pools: Sequence[AddressPool], requests: Sequence[AllocationRequest]) -> Plan:
-    """Allocate the addresses of all services; of conflicting requests the first in the sequence wins."""
+def _taken(address: Address) -> tuple[str, str]:
+    return "already_allocated", f"The IP '{address}' is already allocated to another service"
+
+
+def plan(
+    pools: Sequence[AddressPool], requests: Sequence[AllocationRequest], changed: Collection[Key] = ()
+) -> Plan:
+    """Allocate the addresses of all services; of conflicting requests the first in the sequence wins.
+
+    A service with a changed request keeps an address only if the other services that have it allow it.
+    """
     allocation = _Allocation(pools)
-    for request in requests:
+    for request in sorted(requests, key=lambda one: one.key in changed):
         for address in request.has:
             if allocation.may_keep(request, address):
                 allocation.assign(request, address)
@@ -493,4 +534,8 @@ def plan(pools: Sequence[AddressPool], requests: Sequence[AllocationRequest]) ->
             addresses = tuple(sorted(addresses, key=request.wanted.index))
         grants[request.key] = Grant(addresses, *(wrong or ("satisfied", "")))
     used = Counter(pool.name for address in allocation.holders for pool, _ in allocation.containing(address))
-    return Plan(grants, used)
+    reserved = {
+        pool.name: sum(one not in allocation.holders for each in pool.ranges for one in each.reserved)
+        for pool in pools
+    }
+    return Plan(grants, used, reserved)

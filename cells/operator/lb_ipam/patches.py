@@ -6,7 +6,6 @@ Source: metav1.Condition; Cilium 1.17, conditions of Services and CiliumLoadBala
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from cells.operator.lb_ipam.allocation import (
     SATISFIED,
     AddressPool,
     Grant,
+    Plan,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService, LoadBalancerPool
 
@@ -70,28 +70,30 @@ def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch 
     return ServicePatch(service.namespace, name, uid, addresses, condition)
 
 
-def pool_patch(
-    pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[str, int]
-) -> ConditionsPatch | None:
-    """Return the pending conditions of a pool, or None; an invalid pool has no addresses."""
-    wanted: list[tuple[str, str, str, str]] = []
+def pool_patch(pool: LoadBalancerPool, found: AddressPool | None, plan: Plan) -> ConditionsPatch | None:
+    """Return the pending conditions of a pool, or None; an invalid pool has no addresses.
+
+    As Cilium's, the numbers are of the pool's current generation, a conflict is of the generation in which it
+    began or ended.
+    """
+    now = {one.type: one for one in pool.status.conditions or ()}
+    generation = pool.metadata.generation
+    changed: list[tuple[str, str, str, str]] = []
     numbers = (0, 0, 0)
     if found is not None:
         conflict = ("True", "cidr_overlap", found.conflict) if found.conflict else ("False", "resolved", "")
-        wanted.append((CONFLICT, *conflict))
-        count = used.get(pool.name, 0)
-        reserved = sum(len(one.reserved) for one in found.ranges)
-        numbers = (found.size, found.size - reserved - count, count)
+        if _values(now.get(CONFLICT)) != conflict:
+            changed.append((CONFLICT, *conflict))
+        numbers = (found.size, plan.available(found), plan.used.get(pool.name, 0))
     for kind, number in zip(COUNTS, numbers, strict=True):
-        wanted.append((kind, "Unknown", "noreason", str(number)))  # in addition to the conflict condition
-    condition_now = {one.type: _condition(one) for one in pool.status.conditions or ()}
-    if all(condition_now.get(one[0]) == one for one in wanted):
-        return None
-    return ConditionsPatch(pool.name, pool.metadata.uid, pool.metadata.generation, tuple(wanted))
+        values, before = ("Unknown", "noreason", str(number)), now.get(kind)
+        if before is None or _values(before) != values or before.observed_generation != generation:
+            changed.append((kind, *values))
+    return ConditionsPatch(pool.name, pool.metadata.uid, generation, tuple(changed)) if changed else None
 
 
-def _condition(one: Condition) -> tuple[str, str, str, str]:
-    return one.type, one.status, one.reason, one.message
+def _values(one: Condition | None) -> tuple[str, str, str] | None:
+    return None if one is None else (one.status, one.reason, one.message)
 
 
 # Writes the pending changes of services and pools.

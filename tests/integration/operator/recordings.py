@@ -97,7 +97,8 @@ WHOLE: Final = frozenset({"crd_partly_there"})
 
 NOISE: Final = frozenset({"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"})
 TIMES: Final = frozenset({"lastTransitionTime", "lastHeartbeatTime", "io.cilium.heartbeat"})
-NOT_OURS: Final = frozenset({"ipMode", "observedGeneration", "nodeInfo", "daemonEndpoints"})
+NOT_OURS: Final = frozenset({"ipMode", "nodeInfo", "daemonEndpoints"})
+"""Values that the recorded API server sets."""
 COUNTS: Final = frozenset({"ipv4-addrs", "ipv6-addrs"})
 """Numbers that are omitted when they are 0."""
 

@@ -78,6 +78,8 @@ class Cluster:
         if live is None:
             made = self._server.add(obj)
             self._recorded_uids[made["metadata"]["uid"]] = uid
+            if made.get("spec") != obj.get("spec"):  # it has the defaults of the recorded definitions
+                self._server.store.put(PLACES[obj["kind"]], key, {**made, "spec": obj["spec"]})
             return
         retained = {
             key: value for key, value in live["metadata"].items() if key not in {"labels", "annotations"}

@@ -51,6 +51,7 @@ DIFFERENCES = {
     r"ciliumendpoints /versions\[0\]/additionalPrinterColumns": "no visibility policies, as in 1.17.0",
     r"(peer|local)Address/pattern": "the same addresses, with one way to write those within",
     r"ciliumbgp(cluster|node)configs .*peerASN/minimum": "0 takes any, as in 1.17.0",
+    r"ciliumbgpclusterconfigs .*peerASN/default added 0": "as in 1.17.0",
     r"ciliumbgpnodeconfigoverrides .*/localASN added": "as in 1.17.0",
     r"ciliumbgp(cluster|peer)configs .*(properties/status added|/subresources/status added)": (
         "conditions, as in 1.17.0"
@@ -112,6 +113,10 @@ def to_port(port: str) -> dict[str, Any]:
     return {"spec": {**RULE, "egress": [{"toPorts": [{"ports": [{"port": port}]}]}]}}
 
 
+def of_peer(**peer: Any) -> dict[str, Any]:
+    return {"spec": {"bgpInstances": [{"name": "i", "peers": [{"name": "p", **peer}]}]}}
+
+
 OBJECTS: list[tuple[str, dict[str, Any], str]] = [
     ("CiliumNetworkPolicy", {"spec": RULE}, ""),
     ("CiliumNetworkPolicy", {"spec": RULE, "specs": [RULE]}, ""),
@@ -131,6 +136,8 @@ OBJECTS: list[tuple[str, dict[str, Any], str]] = [
     ("CiliumEndpointSlice", {"endpoints": [], "namespace": "default"}, ""),
     ("CiliumIdentity", {"security-labels": {"k8s:app": "web"}}, ""),
     ("CiliumIdentity", {}, "security-labels"),
+    ("CiliumBGPClusterConfig", of_peer(peerASN=0), ""),
+    ("CiliumBGPClusterConfig", of_peer(peerASN=-1), "peerASN"),
 ]  # fmt: skip
 
 

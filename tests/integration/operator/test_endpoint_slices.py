@@ -131,6 +131,32 @@ async def test_a_deleted_endpoint_slice_is_created_again(server: ApiServer, oper
 
 
 @pytest.mark.anyio
+async def test_slices_that_others_change_are_restored_at_once(
+    server: ApiServer, operators: Operators
+) -> None:
+    """As Cilium's operator does; the comparison of all slices runs every minute only."""
+    values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
+
+    def held() -> dict[str, list[str]]:
+        found = server.store.of(SLICES).objects.items()
+        return {name: sorted(each["name"] for each in one["endpoints"]) for (_, name), one in found}
+
+    async with operators.running(values), operators.client() as client:
+        publish(server, "p")
+        publish(server, "q")
+        await eventually(lambda: list(held().values()) == [["p", "q"]], 30)
+        before = held()
+        (name,) = before
+        await client.patch(CILIUM_ENDPOINT_SLICES, name, {"endpoints": []})
+        await eventually(lambda: held() == before, 20)
+        await client.delete(CILIUM_ENDPOINT_SLICES, name)
+        await eventually(lambda: held() == before, 20)
+        foreign = {**server.store.of(SLICES).objects["", name], "metadata": {"name": "foreign"}}
+        server.add(foreign)
+        await eventually(lambda: held() == before, 20)
+
+
+@pytest.mark.anyio
 async def test_after_a_restart_only_slices_that_change_have_a_queueing_delay(
     server: ApiServer, operators: Operators
 ) -> None:

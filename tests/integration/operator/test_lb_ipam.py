@@ -6,6 +6,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +18,15 @@ from cells.operator.lb_ipam.allocation import (
     AllocationRequest,
     Plan,
     PoolRange,
+    address_pools,
     incompatible,
     plan,
+    request_of,
 )
+from cells.operator.lb_ipam.patches import ServicePatch
+from cells.operator.leader import LeaderHive
+from cells.operator.objects import CLUSTER_SERVICES, LOAD_BALANCER_POOLS, ClusterObjects, LoadBalancerPool
+from lifecycle import Hive, Table
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -118,8 +125,113 @@ def test_an_address_asked_for_that_cannot_be_shared_is_refused_with_the_reason()
 def test_sharing_across_namespaces_needs_both_sides() -> None:
     here = request("here", sharing="k", across=frozenset({"other"}))
     there = replace(request("there", sharing="k", ports=frozenset({(81, "TCP")})), key=("other", "there"))
-    assert incompatible(here, there) == "different namespace"
+    assert incompatible(here, there) == "different and not permitted namespace"
     assert incompatible(here, replace(there, across=frozenset({"*"}))) == ""
+
+
+OTHER_PODS = "compatible ExternalTrafficPolicy local but selecting different set of pods"
+
+
+@pytest.mark.parametrize(
+    ("holder", "asks", "reason", "message"),
+    [
+        ({}, {}, "already_allocated", "The IP '203.0.113.3' is already allocated to another service"),
+        ({"sharing": "k"}, {}, "already_allocated", "to another service"),
+        ({}, {"sharing": "k"}, "already_allocated_incompatible_service", "Reason: different sharing key"),
+        (
+            {"sharing": "k", "policy": "Local"},
+            {"sharing": "k"},
+            "already_allocated_incompatible_service",
+            "Reason: different ExternalTrafficPolicy",
+        ),
+        (
+            {"sharing": "k", "policy": "Local", "selector": (("app", "a"),)},
+            {"sharing": "k", "policy": "Local", "selector": (("app", "b"),)},
+            "already_allocated_incompatible_service",
+            OTHER_PODS,
+        ),
+        (
+            {"sharing": "k", "policy": "Local"},
+            {"sharing": "k", "policy": "Local"},
+            "already_allocated_incompatible_service",
+            OTHER_PODS,
+        ),
+    ],
+)
+def test_the_reason_why_an_address_is_not_shared_is_cilium_s(
+    holder: dict[str, Any], asks: dict[str, Any], reason: str, message: str
+) -> None:
+    wanted = (ip_address("203.0.113.3"),)
+    first = request("holder", wanted=wanted, **holder)
+    second = request("asks", wanted=wanted, ports=frozenset({(81, "TCP")}), **asks)
+    grant = plan([pool("p", "203.0.113.0", "203.0.113.7")], [first, second]).grants[second.key]
+    assert (grant.reason, grant.addresses) == (reason, ())
+    assert grant.message.endswith(message)
+
+
+def test_a_requested_address_of_a_pool_for_other_services_is_a_selector_mismatch() -> None:
+    red = pool("red", "203.0.113.0", "203.0.113.7", selector=LabelSelector(match_labels={"color": "red"}))
+    one = request("one", wanted=(ip_address("203.0.113.3"),))
+    grant = plan([red], [one]).grants[one.key]
+    assert (grant.reason, grant.message) == (
+        "pool_selector_mismatch",
+        "The pool with the CIDR containing '203.0.113.3', doesn't select this service",
+    )
+    (disabled,) = plan([replace(red, disabled=True)], [one]).grants.values()
+    assert disabled.reason == "no_pool"
+
+
+def test_reserved_addresses_are_not_given_but_kept() -> None:
+    net = [ip_address(f"203.0.113.{one}") for one in range(4)]
+    reserving = replace(
+        pool("p", "203.0.113.0", "203.0.113.3"),
+        ranges=(PoolRange(net[0], net[3], frozenset({net[0], net[3]})),),
+    )
+    asks, keeps = request("asks", wanted=(net[0],)), request("keeps", "203.0.113.3")
+    found = plan([reserving], [asks, keeps])
+    assert given_to(found) == {"asks": [], "keeps": ["203.0.113.3"]}
+    assert found.grants[asks.key].reason == "already_allocated"
+    assert (found.used["p"], found.available(reserving)) == (1, 2)
+
+
+def test_a_service_that_is_no_longer_compatible_moves_away_from_those_that_share_its_address() -> None:
+    pools = [pool("p", "203.0.113.0", "203.0.113.7")]
+    first = request("first", "203.0.113.0", sharing="other")
+    second = request("second", "203.0.113.0", sharing="k", ports=frozenset({(81, "TCP")}))
+    found = plan(pools, [first, second], changed={first.key})
+    assert given_to(found) == {"first": ["203.0.113.1"], "second": ["203.0.113.0"]}
+
+
+@pytest.mark.parametrize(
+    ("families", "policy", "versions"),
+    [
+        (("IPv6",), "SingleStack", (6,)),
+        (("IPv4", "IPv6"), "PreferDualStack", (4,)),
+        (("IPv6", "IPv4"), "RequireDualStack", (4,)),
+        (("IPv6", "IPv4"), "", (6,)),
+        (None, "", (4,)),
+    ],
+)
+def test_a_single_family_is_requested_even_if_the_cluster_does_not_have_it(
+    families: tuple[str, ...] | None, policy: str, versions: tuple[int, ...]
+) -> None:
+    spec = {"type": "LoadBalancer", "ipFamilies": families, "ipFamilyPolicy": policy}
+    found = CLUSTER_SERVICES.convert({"metadata": {"name": "s", "namespace": "default"}, "spec": spec})
+    assert request_of(found, [4]).versions == versions
+
+
+def test_a_pool_in_conflict_puts_no_other_in_conflict() -> None:
+    def made(name: str, at: int, *blocks: str) -> LoadBalancerPool:
+        metadata = {"name": name, "creationTimestamp": f"2026-01-01T00:00:0{at}Z"}
+        return LOAD_BALANCER_POOLS.convert(
+            {"metadata": metadata, "spec": {"blocks": [{"cidr": one} for one in blocks]}}
+        )
+
+    pools = [made("a", 1, "10.0.0.0/24"), made("b", 2, "10.0.0.0/16"), made("c", 3, "10.0.1.0/24")]
+    found, broken = address_pools(reversed(pools))
+    assert broken == {}
+    assert [(one.name, bool(one.conflict)) for one in found] == [("a", False), ("b", True), ("c", False)]
+    assert found[1].conflict.endswith("overlaps range '10.0.0.0 - 10.0.0.255' from IP Pool 'a'")
 
 
 ASKS = st.lists(
@@ -298,3 +410,81 @@ async def test_without_protocol_differentiation_a_port_of_an_address_is_given_on
     assert seen("udp") == (["203.0.113.1"], "satisfied")
     assert seen("asks") == ([], "already_allocated_incompatible_service")
     assert seen("other") == (["203.0.113.0"], "satisfied")
+
+
+@pytest.mark.anyio
+async def test_without_the_last_pool_addresses_go_and_other_controllers_may_give_some(
+    server: ApiServer, operators: Operators
+) -> None:
+    """Cilium's LB-IPAM is dormant until there is a pool, also after the last one has been deleted."""
+    pools = Resource("cilium.io", "ciliumloadbalancerippools")
+
+    def seen(name: str) -> tuple[list[str], list[str]]:
+        """The addresses of a service, and the reasons of its conditions."""
+        status = server.store.of(SERVICES).objects["default", name].get("status") or {}
+        ingress = (status.get("loadBalancer") or {}).get("ingress") or ()
+        return [one["ip"] for one in ingress], [one["reason"] for one in status.get("conditions") or ()]
+
+    def give(name: str, address: str) -> None:
+        live = server.store.of(SERVICES).objects["default", name]
+        status = {**(live.get("status") or {}), "loadBalancer": {"ingress": [{"ip": address}]}}
+        server.store.put(SERVICES, ("default", name), {**live, "status": status})
+
+    def make_pool() -> None:
+        spec = {"blocks": [{"cidr": "203.0.113.0/28"}]}
+        kind = {"apiVersion": "cilium.io/v2alpha1", "kind": "CiliumLoadBalancerIPPool"}
+        server.add({**kind, "metadata": {"name": "p"}, "spec": spec})
+
+    async with operators.running(POOL) as hive:
+        make_pool()
+        for name in ("one", "two", "three"):
+            server.add(service(name))
+        names = ("one", "two", "three")
+        await eventually(lambda: all(seen(name)[1] == ["satisfied"] for name in names), 30)
+        server.store.delete(pools, ("", "p"))
+        await eventually(lambda: all(seen(name) == ([], ["no_pool"]) for name in names), 30)
+        give("one", "192.0.2.1")
+        server.add(service("late"))
+        give("late", "192.0.2.2")
+        await _passed(hive, server)
+        assert seen("one") == (["192.0.2.1"], ["no_pool"])
+        assert seen("late") == (["192.0.2.2"], [])
+        make_pool()
+        await eventually(lambda: all(seen(name)[1] == ["satisfied"] for name in (*names, "late")), 30)
+
+
+@pytest.mark.anyio
+async def test_a_changed_sharing_key_moves_the_service_that_it_is_of(
+    server: ApiServer, operators: Operators
+) -> None:
+    key = "lbipam.cilium.io/sharing-key"
+
+    def addresses() -> dict[str, list[str]]:
+        found = server.store.of(SERVICES).objects.values()
+        listed = {one["metadata"]["name"]: one["status"]["loadBalancer"].get("ingress") for one in found}
+        return {name: [one["ip"] for one in ingress] for name, ingress in listed.items() if ingress}
+
+    async with operators.running(POOL), operators.client() as client:
+        spec = {"blocks": [{"cidr": "203.0.113.0/28"}]}
+        kind = {"apiVersion": "cilium.io/v2alpha1", "kind": "CiliumLoadBalancerIPPool"}
+        server.add({**kind, "metadata": {"name": "p"}, "spec": spec})
+        for name, port in (("first", 80), ("second", 81)):
+            one = service(name, ports=[{"port": port}])
+            one["metadata"]["annotations"] = {key: "k"}
+            server.add(one)
+        await eventually(lambda: len(addresses()) == 2, 30)
+        assert addresses() == {"first": ["203.0.113.0"], "second": ["203.0.113.0"]}
+        change = {"metadata": {"annotations": {key: "other"}}}
+        await client.patch(CLUSTER_SERVICES, "first", change, "default")
+        await eventually(lambda: addresses() == {"first": ["203.0.113.1"], "second": ["203.0.113.0"]}, 30)
+
+
+async def _passed(hive: Hive, server: ApiServer) -> None:
+    """Return when LB-IPAM has seen all services; assert that it has nothing to write."""
+    inner = hive.get(LeaderHive).current
+    assert inner is not None
+    server.add(service("marker", type="ClusterIP"))
+    seen = inner.get(ClusterObjects).table(CLUSTER_SERVICES)
+    await eventually(lambda: seen.get(("default", "marker")) is not None, 30)
+    await anyio.wait_all_tasks_blocked()
+    assert not inner.get(Table[tuple[str, str], ServicePatch]).all()

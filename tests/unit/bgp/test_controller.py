@@ -143,7 +143,19 @@ def _peer(peer: BGPPeer) -> Json:
     }
 
 
-_AFI: Final = {"AFI_IP": "ipv4", "AFI_IP6": "ipv6", "AFI_L2VPN": "l2vpn"}
+_AFI: Final = {
+    "AFI_IP": "ipv4",
+    "AFI_IP6": "ipv6",
+    "AFI_L2VPN": "l2vpn",
+    "AFI_LS": "ls",
+    "AFI_OPAQUE": "opaque",
+}
+
+
+def _family(recorded: Json) -> str:
+    """Format a family of gobgp's API by the names of Cilium's resources."""
+    safi = recorded["safi"].removeprefix("SAFI_").lower()
+    return f"{_AFI[recorded['afi']]} {safi.replace('flow_spec', 'flowspec')}"
 
 
 def recorded_instances(out: Json) -> list[Any]:
@@ -163,10 +175,7 @@ def recorded_instances(out: Json) -> list[Any]:
                     "port": peer["transport"]["remotePort"],
                     "multihop": peer.get("ebgpMultihop", {}).get("multihopTtl", 0),
                     "restart": peer.get("gracefulRestart", {}).get("restartTime", 0),
-                    "families": [
-                        f"{_AFI[each['afi']]} {each['safi'].removeprefix('SAFI_').lower()}"
-                        for each in families
-                    ],
+                    "families": list(map(_family, families)),
                 }
             )
         found.append((one["name"], one["asn"], one["routerID"], one["listenPort"], sorted(peers, key=str)))
@@ -308,7 +317,7 @@ def test_a_peer_without_an_asn_and_an_invalid_community_leave_the_others_alone()
     (fault,) = plan.faults
     assert (fault.subject, fault.error) == (
         "peer noasn",
-        "no session: peerASN=0: expected 1 to 4294967295",
+        "no session: peerASN is missing: expected 1 to 4294967295, or 0 for any",
     )
     first = next(played(scenarios("s17")["agent/podcidr-invalid-standard-community"]))[1]
     assert [peer.name for peer in first["inst-65001"].peers] == ["peer-1"]
@@ -316,6 +325,21 @@ def test_a_peer_without_an_asn_and_an_invalid_community_leave_the_others_alone()
     (fault,) = first[""].faults
     assert fault.subject == "CiliumBGPAdvertisement/adv"
     assert "community 70000:1: expected decimal numbers up to 65535" in fault.error
+
+
+def test_a_peer_with_asn_0_may_have_any() -> None:
+    node = Played({})
+    peer = {"name": "p", "peerAddress": "192.0.2.1", "peerASN": 0}
+    instance = {"name": "i", "localASN": 65001, "routerID": "192.0.2.9", "peers": [peer]}
+    node.apply({"kind": "CiliumNode", "metadata": {"name": "node-1"}, "spec": {}})
+    spec = {"bgpInstances": [instance]}
+    node.apply({"kind": "CiliumBGPNodeConfig", "metadata": {"name": "node-1"}, "spec": spec})
+    config, plans = node.config(), node.plans()
+    assert [(one.asn, one.external) for one in plans["i"].peers] == [(0, True)]
+    assert not plans["i"].faults
+    assert config is not None
+    (status,) = node_status(config, plans.values(), ()).bgp_instances or ()
+    assert [one.peer_asn for one in status.peers or ()] == [0]
 
 
 @pytest.mark.parametrize(("sort", "announced"), [("ClusterIP", True), ("ExternalName", False)])
@@ -337,6 +361,21 @@ def test_external_addresses_of_an_external_name_are_not_announced(sort: str, ann
     ):
         node.apply({"kind": kind, "metadata": {"name": name}, "spec": spec})
     assert [str(one.prefix) for one in node.plans()["i"].paths] == ["198.51.100.7/32"] * announced
+
+
+@pytest.mark.parametrize(
+    "label", [{"service.kubernetes.io/service-proxy-name": "other"}, {"service.kubernetes.io/headless": ""}]
+)
+def test_services_of_another_proxy_are_not_announced(label: dict[str, str]) -> None:
+    node = Played({})
+    spec = {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]}
+    for name, labels in (("ours", {}), ("theirs", label)):
+        metadata = {"name": name, "namespace": "default", "labels": labels}
+        node.apply({"kind": "Service", "metadata": metadata, "spec": spec})
+    node.apply({"kind": "CiliumNode", "metadata": {"name": "node-1"}, "spec": {}})
+    facts = node.facts()
+    assert facts is not None
+    assert [one.key for one in facts.services] == [("default", "ours")]
 
 
 def test_policies_of_the_first_version_are_refused() -> None:
@@ -444,7 +483,7 @@ def test_nonsense_is_a_fault_and_nothing_worse(data: st.DataObject) -> None:
     assert found["i"].faults or found["i"].peers
     for plan in found.values():
         for one in plan.peers:
-            assert 0 < one.asn < 2**32
+            assert 0 <= one.asn < 2**32
             assert 3 <= one.timers.hold <= 65535
         for policy in plan.policies:
             for statement in policy.statements:
