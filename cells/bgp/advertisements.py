@@ -107,7 +107,7 @@ def announced_services(
 ) -> ReadTable[tuple[str, str], AnnouncedService]:
     """Return the table ``bgp-services``; a changed object recomputes only its service.
 
-    ``proxy``: the name of the service proxy whose services are announced, see served_by().
+    Only services of the proxy with this name are announced, see served_by().
     """
 
     def served(service: Service) -> bool:

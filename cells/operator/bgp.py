@@ -35,8 +35,8 @@ from cells.kubernetes.objects.cilium_bgp import (
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.kind import Condition, Kind, OwnerReference
 from cells.operator.api_server import ClusterAPI, ObjectWriter
-from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter, either
-from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects
+from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter
+from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects, either
 from lifecycle import (
     Health,
     Jobs,

@@ -34,8 +34,7 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, lock
 from cells.observe.metrics import Metrics
 from cells.operator.gc import IdentityPasses
-from cells.operator.lb_ipam import either
-from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_SERVICES, ClusterObjects
+from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_SERVICES, ClusterObjects, either
 from cells.operator.options import ServedCluster
 from lifecycle import Jobs, Lifecycle, Logger, Settings, Table, Tables, config, invoke, module, provide
 

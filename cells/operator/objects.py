@@ -5,8 +5,10 @@ A reflector lists and watches a kind if a cell has requested its table.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+import anyio
 import msgspec
 
 from cells.kubernetes.objects.cilium_pools import CILIUM_LOAD_BALANCER_IP_POOLS
@@ -23,6 +25,7 @@ __all__ = [
     "CLUSTER_SECRETS",
     "CLUSTER_SERVICES",
     "LOAD_BALANCER_POOLS",
+    "BalancedServiceSpec",
     "ClusterIdentity",
     "ClusterObjects",
     "ClusterPod",
@@ -31,6 +34,7 @@ __all__ = [
     "LoadBalancerPool",
     "PoolBlock",
     "cell",
+    "either",
 ]
 
 
@@ -268,6 +272,21 @@ class ClusterObjects:
 
 def _key(row: Object) -> tuple[str, str]:
     return row.key
+
+
+# Waits for the first of several awaitables.
+
+
+async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Return when the first awaitable does; cancel the others."""
+    async with anyio.create_task_group() as group:
+
+        async def one(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            await wait()
+            group.cancel_scope.cancel()
+
+        for wait in waits:
+            group.start_soon(one, wait)
 
 
 cell = module("objects", "Objects of the cluster, as tables", provide(source_statuses, ClusterObjects))

@@ -9,12 +9,11 @@ of services and the conditions of pools.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from ipaddress import ip_address
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
-import anyio
 import msgspec
 from msgspec.structs import replace
 
@@ -23,26 +22,30 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice,
 from cells.kubernetes.objects.kind import Key, selector_of
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
-from cells.operator.lb_ipam.allocation import (
+from cells.operator.lb_ipam.allocation import AllocationRequest, plan, request_of
+from cells.operator.lb_ipam.pools import (
+    NO_PLAN,
     Address,
     AddressPool,
-    AllocationRequest,
-    Grant,
-    Plan,
-    PoolRange,
-    address_pools,
-    plan,
-    request_of,
-)
-from cells.operator.lb_ipam.patches import (
     ConditionsPatch,
     ConditionsWriter,
+    Grant,
+    PoolRange,
     ServicePatch,
     ServiceWriter,
+    address_pools,
     pool_patch,
+    pool_patches,
     service_patch,
+    service_patches,
 )
-from cells.operator.objects import CLUSTER_SERVICES, LOAD_BALANCER_POOLS, ClusterObjects, ClusterService
+from cells.operator.objects import (
+    CLUSTER_SERVICES,
+    LOAD_BALANCER_POOLS,
+    ClusterObjects,
+    ClusterService,
+    either,
+)
 from cells.operator.options import ServedCluster
 from lifecycle import (
     Health,
@@ -68,7 +71,6 @@ __all__ = [
     "NodeIPAM",
     "ServicePatch",
     "cell",
-    "either",
 ]
 
 
@@ -127,24 +129,7 @@ class LBIPAMSettings(Settings, frozen=True):
         return frozenset({NODE_CLASS, *([""] if self.default_lb_service_ipam == "nodeipam" else [])})
 
 
-# Waits for the first of several awaitables.
-
-
-async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Return when the first awaitable does; cancel the others."""
-    async with anyio.create_task_group() as group:
-
-        async def one(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
-            await wait()
-            group.cancel_scope.cancel()
-
-        for wait in waits:
-            group.start_soon(one, wait)
-
-
 # Computes a new plan whenever pools or services change.
-
-NO_PLAN: Final = Plan({}, {}, {})
 
 
 class LBIPAM:
@@ -476,16 +461,6 @@ def families(ipam: LBIPAM) -> list[MetricFamily]:
         gauge(f"{PREFIX}_services_matching_total", "Services that request addresses.", len(grants)),
         gauge(f"{PREFIX}_services_unsatisfied_total", "Services that lack a requested address.", lacking),
     ]
-
-
-def service_patches() -> Table[tuple[str, str], ServicePatch]:
-    """Create the table of pending changes of services, by namespace and name."""
-    return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
-
-
-def pool_patches() -> Table[str, ConditionsPatch]:
-    """Create the table of pending changes of pools, by name."""
-    return Table("lb-pool-requests", key=lambda one: one.name)
 
 
 def write(

@@ -1,14 +1,11 @@
-"""LB-IPAM's allocation: pools, requests of services, and plan(), a pure function of both.
-
-Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
-"""
+"""LB-IPAM's allocation: requests of services, and plan(), a pure function of pools and requests."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_address
 from itertools import chain
 from operator import itemgetter
 from typing import Final
@@ -16,123 +13,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cells.base.addresses import SpanIndex
 from cells.kubernetes.objects.kind import Key, LabelSelector
-from cells.operator.objects import BalancedServiceSpec, ClusterService, LoadBalancerPool, PoolBlock
-
-# Pools of addresses: their ranges and conflicts.
-#
-# Source: Cilium 1.17, CiliumLoadBalancerIPPool: blocks are networks or ranges. Of two overlapping pools the
-#         newer one is in conflict and allocates no addresses; its allocated addresses stay. A pool that is in
-#         conflict puts no other in conflict.
-
-Address = IPv4Address | IPv6Address
-
-
-class PoolRange(msgspec.Struct, frozen=True):
-    """The addresses from first to last."""
-
-    first: Address
-    last: Address
-    reserved: frozenset[Address] = frozenset()
-    """Addresses that are not allocated: network and broadcast address, with allowFirstLastIPs "No"."""
-
-    @property
-    def size(self) -> int:
-        """Number of addresses."""
-        return int(self.last) - int(self.first) + 1
-
-    def __str__(self) -> str:
-        return f"{self.first} - {self.last}"
-
-
-class AddressPool(msgspec.Struct, frozen=True):
-    """A valid pool."""
-
-    name: str
-    ranges: tuple[PoolRange, ...]
-    selector: LabelSelector | None
-    disabled: bool
-    conflict: str = ""
-    """Why it allocates no addresses: the message of its condition; empty without a conflict."""
-
-    @property
-    def gives(self) -> bool:
-        """Whether addresses can be allocated from it."""
-        return not self.disabled and not self.conflict
-
-    @property
-    def size(self) -> int:
-        """Number of addresses."""
-        return sum(one.size for one in self.ranges)
-
-
-def ranges_of(pool: LoadBalancerPool) -> tuple[PoolRange, ...]:
-    """Return the ranges of a pool. Raises ValueError for an invalid block."""
-    reserve = pool.spec.allow_first_last_ips == "No"
-    return tuple(_range(block, reserve=reserve) for block in pool.spec.blocks or ())
-
-
-def _range(block: PoolBlock, *, reserve: bool) -> PoolRange:
-    if block.cidr:
-        network = ip_network(block.cidr, strict=False)
-        first, last = network.network_address, network.broadcast_address
-        small = network.max_prefixlen - network.prefixlen < 2
-        return PoolRange(first, last, frozenset({first, last}) if reserve and not small else frozenset())
-    if not block.start:
-        raise ValueError("block: expected cidr or start")
-    first, last = ip_address(block.start), ip_address(block.stop or block.start)
-    if first.version != last.version or int(first) > int(last):
-        raise ValueError(f"block {first} - {last}: expected two addresses of one family, the lower one first")
-    return PoolRange(first, last)
-
-
-def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool], dict[str, str]]:
-    """Return all valid pools, oldest first, and the errors of the others by name."""
-    valid: list[tuple[LoadBalancerPool, tuple[PoolRange, ...]]] = []
-    broken: dict[str, str] = {}
-    for pool in sorted(pools, key=lambda one: (one.metadata.creation_timestamp, one.name)):
-        try:
-            valid.append((pool, ranges_of(pool)))
-        except ValueError as error:
-            broken[pool.name] = str(error)
-    index, found = index_of(ranges for _, ranges in valid), list[AddressPool]()
-    for number, (pool, ranges) in enumerate(valid):
-        conflict = next(_conflicts(pool.name, number, ranges, index, found), "")
-        found.append(AddressPool(pool.name, ranges, pool.spec.service_selector, pool.spec.disabled, conflict))
-    return found, broken
-
-
-def _conflicts(
-    name: str, number: int, ranges: Sequence[PoolRange], index: PoolIndex, older: Sequence[AddressPool]
-) -> Iterator[str]:
-    """Yield the messages of a pool's ranges that overlap earlier ones of it or of older valid pools."""
-    for at, mine in enumerate(ranges):
-        for of, place, other in index.overlapping(mine.first, mine.last):
-            if (of, place) >= (number, at):
-                break
-            if of == number:
-                yield _overlap(other, mine, name)
-            elif not older[of].conflict:
-                yield _overlap(mine, other, older[of].name)
-
-
-def _overlap(one: PoolRange, other: PoolRange, pool: str) -> str:
-    return f"Pool conflicts since range '{one}' overlaps range '{other}' from IP Pool '{pool}'"
-
-
-PoolIndex = SpanIndex[tuple[int, int, PoolRange]]
-"""Ranges with the number of their pool, and their position in it."""
-
-
-def index_of(pools: Iterable[Sequence[PoolRange]]) -> PoolIndex:
-    """Index the ranges of pools."""
-    return SpanIndex(
-        (one.first, one.last, (number, at, one))
-        for number, ranges in enumerate(pools)
-        for at, one in enumerate(ranges)
-    )
-
+from cells.operator.lb_ipam.pools import Address, AddressPool, Grant, Plan, PoolRange, index_of
+from cells.operator.objects import BalancedServiceSpec, ClusterService
 
 # What a service requests of LB-IPAM, and whether two services may share an address.
 #
@@ -145,7 +28,6 @@ ACROSS: Final = (
     "io.cilium/lb-ipam-sharing-cross-namespace",
 )
 NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace"
-SATISFIED: Final = "cilium.io/IPAMRequestSatisfied"
 
 
 class AllocationRequest(msgspec.Struct, frozen=True):
@@ -254,33 +136,6 @@ def _addresses(texts: Collection[str]) -> tuple[Address, ...]:
 
 NO_POOL = "There are no enabled CiliumLoadBalancerIPPools that match this service"
 EXHAUSTED = "All enabled CiliumLoadBalancerIPPools that match this service ran out of allocatable IPs"
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """A service's addresses, and the condition of its request."""
-
-    addresses: tuple[Address, ...]
-    reason: str = "satisfied"
-    message: str = ""
-
-    @property
-    def satisfied(self) -> bool:
-        """Whether all requested addresses are allocated."""
-        return self.reason == "satisfied"
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """The grants of all services, and numbers of addresses per pool."""
-
-    grants: Mapping[Key, Grant]
-    used: Mapping[str, int]
-    """Allocated addresses."""
-    reserved: Mapping[str, int]
-    """Addresses that are neither allocated nor allocatable."""
-
-    def available(self, pool: AddressPool) -> int:
-        """Return the number of allocatable addresses of a pool."""
-        return pool.size - self.used.get(pool.name, 0) - self.reserved.get(pool.name, 0)
 
 
 class _Holders:

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cells.kubernetes.objects.kind import LabelSelector
-from cells.operator.lb_ipam.allocation import (
-    AddressPool,
-    AllocationRequest,
-    Plan,
-    PoolRange,
-    address_pools,
-    incompatible,
-    plan,
-    request_of,
-)
-from cells.operator.lb_ipam.patches import ServicePatch
+from cells.operator.lb_ipam.allocation import AllocationRequest, incompatible, plan, request_of
+from cells.operator.lb_ipam.pools import AddressPool, Plan, PoolRange, ServicePatch, address_pools
 from cells.operator.leader import LeaderHive
 from cells.operator.objects import CLUSTER_SERVICES, LOAD_BALANCER_POOLS, ClusterObjects, LoadBalancerPool
 from lifecycle import Hive, Table
@@ -181,7 +172,7 @@ def test_a_requested_address_of_a_pool_for_other_services_is_a_selector_mismatch
     assert disabled.reason == "no_pool"
 
 
-def test_reserved_addresses_are_not_given_but_kept() -> None:
+def test_reserved_addresses_are_retained_and_not_allocated() -> None:
     net = [ip_address(f"203.0.113.{one}") for one in range(4)]
     reserving = replace(
         pool("p", "203.0.113.0", "203.0.113.3"),
