@@ -99,7 +99,7 @@ ADVICE: Final = {
         "hive bpf dump snat_v4_external; raise bpf-nat-global-max",
     ),
     168: Advice(
-        "to be masqueraded, and none of TCP, UDP, ICMP and SCTP",
+        "to be masqueraded, and an ICMP message without an identifier, or an error about an unknown protocol",
         "exclude the destination (ip-masq-agent)",
     ),
     169: Advice(
@@ -162,7 +162,7 @@ ADVICE: Final = {
         ),
     ),
     196: Advice(
-        "the hop limit is used up; the sender gets an ICMP error",
+        "the hop limit is used up; an IPv4 packet for a pod, or one too short for an ICMP error",
         "look for a routing loop; traceroute causes it too",
     ),
     197: Advice(

@@ -127,7 +127,7 @@ class Model:
         receiver = self.pods.get(flow.destination)
         peer = self._identity(flow.destination)
         self._policy(status, pod, flow, Direction.EGRESS, peer, pod.identity, now)
-        if receiver is not None and flow.hops <= 1:
+        if flow.hops <= 1 and (receiver is not None or self._leaves_as_ipv6(flow)):
             quoted = QUOTED_TCP if flow.protocol == TCP and flow.plain else QUOTED
             if flow.source.version == 4 or len(frame) < ETHERNET + quoted:
                 raise DroppedError(HOPS_EXCEEDED, Direction.EGRESS)
@@ -135,6 +135,12 @@ class Model:
         if receiver is None:
             return Walk(PASS, frame, (FORWARDED, int(Direction.EGRESS)))
         return self._deliver(receiver, flow, frame, pod.identity, now)
+
+    def _leaves_as_ipv6(self, flow: Flow) -> bool:
+        """Return whether an IPv6 packet, but no error, leaves the node: the host answers IPv4 senders."""
+        goes = flow.destination
+        routed = not (goes in self.own or goes.is_link_local or goes.is_multicast)
+        return goes.version == 6 and routed and not flow.related
 
     def _answer_neighbour(self, pod: ModelPod, flow: Flow, frame: bytes) -> Walk:
         """Answer for the gateway and the node's pods; the node's own addresses answer themselves."""

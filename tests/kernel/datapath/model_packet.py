@@ -181,7 +181,7 @@ def _read_fragment(
     asks = {ICMP: (8, 0), ICMPV6: (128, 129)}.get(protocol)
     return Flow(
         *(source, destination, protocol, hops, sport, dport),
-        policy_port=dport if asks is None else asks[0] if sport else asks[1],
+        policy_port=dport if asks is None else asks[1] if dport else asks[0],
         tcp_flags=ACK if asks is None else 0,
         answer_likely=sport < dport,
         plain=False,

@@ -104,6 +104,16 @@ class LiveNode:
             subprocess.run(["ip", "address", "add", f"{address}/{length}", "dev", "lo"], check=True)
             self._own(ip_address(address))
 
+    def add_route_outside(self, address: str) -> None:
+        """Create a device, and the route to the address through it."""
+        for command in (
+            "link add outside type veth peer name beyond",
+            "link set outside up",
+            "link set beyond up",
+            f"route add {address} dev outside",
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+
     def _own(self, address: IPv4Address | IPv6Address) -> None:
         self.maps.lxc.update(LxcKey(address).pack(), LxcValue(flags=LXC_HOST).pack())
         self.maps.ipcache.update(IpcacheKey.host(address).pack(), IpcacheValue(1).pack())

@@ -127,10 +127,12 @@ def test_a_packet_between_pods_is_a_hop_older_and_readdressed(world: World) -> N
     assert outcome.packet[IPv6].hlim == 63
 
 
-def test_an_expired_hop_limit_returns_time_exceeded_to_the_sender(world: World) -> None:
-    packet = from_pod(A) / IPv6(src=A.ip6, dst=B.ip6, hlim=1) / UDP(sport=1000, dport=2000) / Raw(bytes(100))
+@pytest.mark.parametrize("destination", [B.ip6, OUTSIDE6], ids=["pod", "outside"])
+def test_an_expired_hop_limit_returns_time_exceeded_to_the_sender(world: World, destination: str) -> None:
+    head = from_pod(A) / IPv6(src=A.ip6, dst=destination, hlim=1)
+    packet = head / UDP(sport=1000, dport=2000) / Raw(bytes(100))
     outcome = world.pod_sends(A, packet)
-    assert outcome.action == REDIRECT
+    assert (outcome.action, outcome.counted) == (REDIRECT, {})
     answer = outcome.packet
     assert (answer.src, answer.dst) == (A.host_mac, A.mac)
     assert (answer[IPv6].src, answer[IPv6].dst) == (ROUTER6, A.ip6)
@@ -141,6 +143,23 @@ def test_an_expired_hop_limit_returns_time_exceeded_to_the_sender(world: World) 
     sent = exceeded.cksum
     del exceeded.cksum
     assert Ether(bytes(answer))[ICMPv6TimeExceeded].cksum == sent
+
+
+@pytest.mark.parametrize("destination", [NODE6, "ff02::1", "fe80::1"])
+def test_an_expired_hop_limit_does_not_matter_on_the_link(world: World, destination: str) -> None:
+    packet = (
+        from_pod(A) / IPv6(src=A.ip6, dst=destination, hlim=1) / UDP(sport=1000, dport=2000) / Raw(bytes(9))
+    )
+    assert world.pod_sends(A, packet).action == OK
+
+
+def test_an_expired_hop_limit_of_a_denied_packet_or_an_error_is_not_answered(world: World) -> None:
+    error = ICMPv6DestUnreach(code=4) / udp(OUTSIDE6, A.ip6)
+    packet = from_pod(A) / IPv6(src=A.ip6, dst=OUTSIDE6, hlim=1) / error
+    assert world.pod_sends(A, packet).action == OK, "the stack answers no error with another"
+    world.allow(A, ())
+    packet = from_pod(A) / IPv6(src=A.ip6, dst=OUTSIDE6, hlim=1) / UDP(sport=1000, dport=2000) / Raw(bytes(9))
+    assert world.pod_sends(A, packet).dropped == (133, EGRESS)
 
 
 EXTENSIONS = [

@@ -14,7 +14,7 @@ __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 MEGABYTES = 8
-IPV6_RECVERR = 25  # linux/in6.h: the socket hears of errors at once
+IP_RECVERR, IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h: the socket hears of errors at once
 
 
 def ping(source: Namespaces | None, target: str) -> None:
@@ -108,6 +108,41 @@ async def test_a_tcp_packet_with_an_expired_ttl_gets_time_exceeded(in_node: None
             with pytest.raises(OSError, match="No route to host"):
                 client.connect((two.address(6), 8080))
         assert node.drops(ipv6=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "outside", "options"),
+    [
+        (
+            socket.AF_INET,
+            "198.51.100.1",
+            ((socket.IPPROTO_IP, socket.IP_TTL), (socket.IPPROTO_IP, IP_RECVERR)),
+        ),
+        (
+            *(socket.AF_INET6, "2001:db8::1"),
+            ((socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS), (socket.IPPROTO_IPV6, IPV6_RECVERR)),
+        ),
+    ],
+    ids=["IPv4", "IPv6"],
+)
+async def test_the_first_hop_of_a_pods_traceroute_is_the_node(
+    in_node: None, family: int, outside: str, options: tuple[tuple[int, int], ...]
+) -> None:
+    """Its stack answers IPv4, the program IPv6."""
+    async with running() as node:
+        node.add_host()
+        node.add_route_outside(outside)
+        pod = node.add_pod(10, ipv6=True)
+        with inside(pod.net):
+            probe = socket.socket(family, socket.SOCK_DGRAM)
+        with probe:
+            for option in options:
+                probe.setsockopt(*option, 1)
+            probe.settimeout(30)
+            probe.connect((outside, 33434))
+            probe.send(b"probe")
+            with pytest.raises(OSError, match="No route to host"):
+                probe.recv(100)
 
 
 async def test_between_pods_the_hosts_end_is_passed_by(in_node: None) -> None:

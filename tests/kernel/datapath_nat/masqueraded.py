@@ -12,6 +12,8 @@ from scapy.packet import Packet, Raw
 from cells.maps.records.flows import CtEntry, CtKey
 from tests.kernel.datapath.world import World
 
+NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
+
 
 def ip(source: str, destination: str) -> Packet:
     layer = IPv6(src=source, dst=destination) if ":" in source else IP(src=source, dst=destination)
@@ -35,6 +37,13 @@ def known_to_conntrack(world: World, packet: Packet, lifetime: int = 1 << 30) ->
     version = 6 if IPv6 in packet else 4
     table = world.maps[f"cilium_ct{version}_global" if name == "global" else f"cilium_ct_any{version}_global"]
     table.update(key.pack(), CtEntry(lifetime=lifetime).pack())
+
+
+def age(world: World) -> None:
+    """Set the creation of all NAT entries to long ago: new ones do not count as stale."""
+    for name in NAT:
+        for key, value in list(world.maps[name].items()):
+            world.maps[name].update(key, bytes(8) + value[8:])
 
 
 def mapped(world: World, version: int = 4) -> int:

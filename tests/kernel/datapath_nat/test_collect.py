@@ -9,12 +9,11 @@ from scapy.layers.inet import UDP
 
 from cells.datapath.collector import ConntrackCollector
 from tests.kernel.datapath.world import NODE, OUTSIDE, OUTSIDE6, A, B, World
-from tests.kernel.datapath_nat.masqueraded import known_to_conntrack, mapped, udp
+from tests.kernel.datapath_nat.masqueraded import NAT, age, known_to_conntrack, mapped, udp
 
 pytestmark = pytest.mark.kernel
 
 CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global")
-NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 
 
 @pytest.fixture
@@ -22,13 +21,6 @@ def collector(world: World) -> ConntrackCollector:
     conntrack, nat = (tuple(world.maps[name] for name in names) for names in (CONNTRACK, NAT))
     maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat, all=lambda: (*conntrack, *nat))
     return ConntrackCollector(maps, SimpleNamespace(append=lambda _: None))  # type: ignore[arg-type]
-
-
-def age(world: World) -> None:
-    """Have every translation be from long ago: those just made are spared."""
-    for name in NAT:
-        for key, value in list(world.maps[name].items()):
-            world.maps[name].update(key, bytes(8) + value[8:])
 
 
 @pytest.mark.parametrize(("one", "two", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
-from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6EchoRequest, ICMPv6PacketTooBig, IPv6
+from scapy.layers.inet6 import (
+    ICMPv6DestUnreach,
+    ICMPv6EchoReply,
+    ICMPv6EchoRequest,
+    ICMPv6ND_NA,
+    ICMPv6PacketTooBig,
+    ICMPv6Unknown,
+    IPv6,
+)
 from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP
 from scapy.packet import Packet, Raw
@@ -21,12 +29,12 @@ from cells.maps.records.flows import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtKey,
 from cells.masquerade.ip_masq_agent import key_of
 from tests.kernel.datapath.world import EGRESS, NODE, NODE6, OK, OUTSIDE, OUTSIDE6, SHOT, A, B, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
-from tests.kernel.datapath_nat.masqueraded import ip, mapped, network, udp
+from tests.kernel.datapath_nat.masqueraded import age, ip, known_to_conntrack, mapped, network, udp
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
-NO_MAPPING = 167
+NO_MAPPING, UNSUPPORTED = 167, 168
 PORTS = LAST_PORT - FIRST_PORT + 1
 OTHER, OTHER6 = "198.51.100.2", "2001:db8::2"
 NODES = {4: NODE, 6: NODE6}
@@ -102,11 +110,37 @@ def test_when_no_port_is_left_only_new_flows_to_there_are_dropped(
 ) -> None:
     for number in range(PORTS):
         assert world.device_sends(udp(pod, outside, 1000 + number)).action == OK
+        known_to_conntrack(world, udp(pod, outside, 1000 + number))
     full = world.device_sends(udp(pod, outside, 5000))
     assert (full.action, full.counted) == (SHOT, {(NO_MAPPING, EGRESS): 1})
     assert world.device_sends(udp(pod, outside, 1000)).action == OK
     assert world.device_sends(udp(pod, outside, 5000, dport=54)).action == OK
     assert mapped(world, 6 if ":" in pod else 4) == 2 * (PORTS + 1)
+
+
+@pytest.mark.parametrize(("pod", "other", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])
+def test_when_no_port_is_left_those_of_ended_flows_are_reused(
+    world: World, pod: str, other: str, outside: str
+) -> None:
+    """Before garbage collection, which may be hours away."""
+    flows = [udp(pod, outside, 1000 + number) for number in range(PORTS)]
+    ports = [world.device_sends(flow).packet[UDP].sport for flow in flows]
+    for flow in flows:
+        known_to_conntrack(world, flow)
+    age(world)
+    assert world.device_sends(udp(other, outside, 5000)).dropped == (NO_MAPPING, EGRESS)
+    for ended in flows[1:]:
+        known_to_conntrack(world, ended, lifetime=1)
+    new = [udp(other, outside, 5000 + number) for number in range(9)]
+    reused = {world.device_sends(flow).packet[UDP].sport for flow in new}
+    for flow in new:
+        known_to_conntrack(world, flow)
+    assert len(reused) == 9
+    assert reused < set(ports[1:])
+    assert world.device_sends(flows[0]).packet[UDP].sport == ports[0]
+    for again in flows[1:]:
+        left = world.device_sends(again)
+        assert left.action == SHOT or left.packet[UDP].sport not in {ports[0], *reused}
 
 
 @pytest.mark.parametrize(("pod", "other", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])
@@ -160,6 +194,8 @@ def test_sctp_keeps_its_port_or_does_not_leave(world: World) -> None:
     left = world.device_sends(init(A.ip))
     assert (left.action, left.packet[IP].src, left.packet[SCTP].sport) == (OK, NODE, 1000)
     assert world.device_sends(init(B.ip)).dropped == (NO_MAPPING, EGRESS)
+    age(world)
+    assert world.device_sends(init(B.ip)).packet[IP].src == NODE, "the first association has ended"
 
 
 def test_a_lost_half_of_a_nat_entry_is_restored(world: World) -> None:
@@ -270,6 +306,55 @@ def test_an_ipv6_error_about_an_echo_is_translated(world: World) -> None:
     assert (seen[IPv6].dst, quoted.src, quoted[ICMPv6EchoRequest].id) == (A.ip6, A.ip6, 7)
     assert has_true_checksums(seen)
     assert bytes(quoted) == bytes(asked[IPv6])
+
+
+ROUTER_SOLICITATION, REDIRECTED, NODE_QUERY = 10, 5, 139
+"""Types of ICMP messages without an identifier."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        ip(A.ip, OUTSIDE) / ICMP(type="echo-reply", id=7) / Raw(b"payload"),
+        ip(A.ip, OUTSIDE) / ICMP(type="timestamp-reply", id=7),
+        ip(A.ip6, OUTSIDE6) / ICMPv6EchoReply(id=7, data=b"payload"),
+        ip(A.ip6, OUTSIDE6) / ICMPv6ND_NA(tgt=A.ip6),
+    ],
+    ids=["echo reply", "timestamp reply", "echo reply, IPv6", "neighbour advertisement"],
+)
+def test_replies_to_no_query_leave_unchanged(world: World, sent: Packet) -> None:
+    left = world.device_sends(sent)
+    assert (left.action, bytes(left.packet)) == (OK, bytes(sent))
+    assert mapped(world) + mapped(world, 6) == 0
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        ip(A.ip, OUTSIDE) / ICMP(type=ROUTER_SOLICITATION),
+        ip(A.ip, OUTSIDE) / ICMP(type=REDIRECTED, gw=OTHER) / bytes(28),
+        ip(A.ip6, OUTSIDE6) / ICMPv6Unknown(type=NODE_QUERY, msgbody=bytes(12)),
+    ],
+    ids=["router solicitation", "redirect", "node information query"],
+)
+def test_icmp_messages_without_an_identifier_are_not_masqueraded(world: World, sent: Packet) -> None:
+    refused = world.device_sends(sent)
+    assert refused.dropped == (UNSUPPORTED, EGRESS)
+    assert mapped(world) + mapped(world, 6) == 0
+    network(sent).src = NODES[6 if IPv6 in sent else 4]
+    own = world.device_sends(sent)
+    assert (own.action, bytes(own.packet)) == (OK, bytes(sent))
+
+
+@pytest.mark.parametrize("identifier", [0, 7])
+def test_every_fragment_of_an_echo_is_masqueraded(world: World, identifier: int) -> None:
+    echo = bytes(ICMP(id=identifier) / Raw(bytes(64)))
+    for flags, offset, body in (("MF", 0, echo), ("", 9, bytes(64))):
+        fragment = ip(A.ip, OUTSIDE) / Raw(body)
+        fragment[IP].flags, fragment[IP].frag, fragment[IP].proto, fragment[IP].id = flags, offset, 1, 99
+        left = world.device_sends(fragment)
+        assert (left.action, network(left.packet).src) == (OK, NODE)
+    assert mapped(world) == 2
 
 
 def test_without_a_row_a_device_is_left_alone(world: World) -> None:

@@ -55,6 +55,16 @@ def test_packets_from_outside_to_a_cluster_ip_are_dropped(world: NodePortWorld) 
 
 
 @pytest.mark.parametrize("version", [4, 6])
+def test_source_ranges_are_checked_before_the_kind_of_address(world: NodePortWorld, version: int) -> None:
+    """As in Cilium: a client outside the ranges of a cluster IP is dropped for these."""
+    serve(world, version, HERE[version], ServiceFlag.SOURCE_RANGE)
+    assert world.client_sends(asked(version)).dropped == (SOURCE_RANGE, INGRESS)
+    where = source_range_key(1, ip_network(CLIENT[version]))
+    world.maps[where.map].update(where.key, b"\0")
+    assert world.client_sends(asked(version)).dropped == (IS_CLUSTER_IP, INGRESS)
+
+
+@pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("deny", [False, True])
 @pytest.mark.parametrize("listed", [False, True])
 def test_only_clients_of_the_source_ranges_are_served(

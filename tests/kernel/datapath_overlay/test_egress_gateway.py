@@ -37,7 +37,8 @@ OWN, HOP = "0a:00:00:00:00:09", "0a:00:00:00:00:0a"
 HERE = Route(0, IFINDEX, raw(OWN), raw(HOP))
 UPLINK = 99
 ELSEWHERE = Route(0, UPLINK, raw(OWN), raw(HOP))
-UNROUTABLE, NO_FIB, ENCAP_PROHIBITED, NO_EGRESS_GATEWAY, NO_EGRESS_IP = 151, 169, 170, 194, 204
+UNROUTABLE, UNSUPPORTED, NO_FIB, ENCAP_PROHIBITED = 151, 168, 169, 170
+NO_EGRESS_GATEWAY, NO_EGRESS_IP = 194, 204
 REMOTE_NODE, CIDR_IDENTITY, WORLD = 6, 1 << 24 | 1, 2
 FIRST_PORT = 32768
 
@@ -248,6 +249,17 @@ def test_the_egress_gateway_accepts_only_selected_packets(overlay: OverlayWorld)
     overlay.identify(OUTSIDE, REMOTE_NODE)
     assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
     assert not list(overlay.maps["cilium_snat_v4_external"].items())
+
+
+def test_the_gateway_translates_no_icmp_message_without_an_identifier(overlay: OverlayWorld) -> None:
+    serve(overlay)
+    policy(overlay, NODE, EGRESS_IP, pod=REMOTE)
+    head = Ether(src=HOP, dst=OWN) / IP(src=REMOTE, dst=OUTSIDE, ttl=63)
+    assert brought(overlay, head / ICMP(type="router-solicitation")).dropped == (UNSUPPORTED, EGRESS)
+    left = brought(overlay, head / ICMP(type="echo-reply", id=7))
+    assert (left.action, left.packet[IP].src, left.packet[ICMP].id) == (REDIRECT, REMOTE, 7), "to no query"
+    asked = brought(overlay, head / ICMP(type="echo-request", id=7))
+    assert (asked.action, asked.packet[IP].src) == (REDIRECT, EGRESS_IP)
 
 
 def test_a_gateway_without_a_route_drops_packets_and_counts_them_as_dropped_alone(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from scapy.layers.inet import IP
-from scapy.layers.inet6 import IPv6
+from scapy.layers.inet6 import ICMPv6TimeExceeded, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
@@ -138,9 +138,10 @@ def test_with_host_routing_expired_packets_go_to_the_stack(routed: RoutedWorld, 
     packet = from_pod(A) / udp(own(A, version), CLIENT[version])
     if version == 4:
         packet[IP].ttl = 1
+        assert routed.pod_sends(A, packet).action == OK
     else:
         packet[IPv6].hlim = 1
-    assert routed.pod_sends(A, packet).action == OK
+        assert ICMPv6TimeExceeded in routed.pod_sends(A, packet).packet
     back = udp(CLIENT[version], own(A, version))
     if version == 4:
         back.ttl = 1

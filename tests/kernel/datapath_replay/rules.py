@@ -32,7 +32,7 @@ _SWITCHES: Final = (
     ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
 )
 
-_TTL_AT, _HOPS_AT, _NEXT_HEADER_AT = 22, 21, 20
+_TTL_AT, _NEXT_HEADER_AT = 22, 20
 _IPV4: Final = bytes.fromhex("0800")
 _IPV6: Final = bytes.fromhex("86dd")
 _FRAGMENT_HEADER: Final = 44
@@ -90,8 +90,9 @@ def _fragment6(recording: Recording) -> bool:
 
 
 def _used_up_on_the_way_off(recording: Recording) -> bool:
-    hops = recording.framed[_HOPS_AT if _is_ipv6(recording) else _TTL_AT]
-    return recording.hook == "from-container" and hops <= 1 and _leaves_the_node(recording)
+    if recording.hook != "from-container" or _is_ipv6(recording):
+        return False
+    return recording.framed[_TTL_AT] <= 1 and _leaves_the_node(recording)
 
 
 def _asks_a_device_for_a_pod(recording: Recording) -> bool:
@@ -130,7 +131,7 @@ _DIFFERENCES: Final = (
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("IPv6 fragments are tracked as IPv4's are, not refused", _fragment6),
     (
-        "a hop limit that ends on the way off the node: the stack answers (RFC 1812, RFC 4443)",
+        "a TTL that ends on the way off the node: the stack answers (RFC 1812), Cilium is silent",
         _used_up_on_the_way_off,
     ),
 )
@@ -142,7 +143,7 @@ def _is_ipv6(recording: Recording) -> bool:
 
 def _leaves_the_node(recording: Recording) -> bool:
     """Return whether the packet's destination is none of the node's pods."""
-    if recording.tunnel_keys or recording.framed[12:14] not in {_IPV6, _IPV4}:
+    if recording.tunnel_keys or recording.framed[12:14] != _IPV4:
         return False
     return not _is_for_a_pod(recording)
 

@@ -42,10 +42,10 @@ static __always_inline int lb_from_external(context_t *ctx, struct flow *flow, _
 	service = lb_lookup_service_external(&key, flow, family);
 	if (likely(!service))
 		return 0;
-	if (!(service->flags & LB_ROUTABLE))
-		return DROP(INGRESS, DROP_IS_CLUSTER_IP);
 	if (!lb_allows_source(service, flow, family))
 		return DROP(INGRESS, DROP_SOURCE_RANGE);
+	if (!(service->flags & LB_ROUTABLE))
+		return DROP(INGRESS, DROP_IS_CLUSTER_IP);
 	number = lb_assign_backend(&key, service, flow, &backend, nodeport_facts(), now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)

@@ -28,11 +28,11 @@ static __always_inline int fragment_continue(struct flow *flow, const struct fra
 	flow->sport = ports->sport;
 	flow->dport = ports->dport;
 	switch (flow->protocol) {
-	case IPPROTO_ICMP: /* echo: the id is on the requesting side */
-		flow->policy_port = bpf_htons(ports->sport ? ICMP_ECHO : ICMP_ECHOREPLY);
+	case IPPROTO_ICMP: /* echo: the id, which may be 0, is on the requesting side */
+		flow->policy_port = bpf_htons(ports->dport ? ICMP_ECHOREPLY : ICMP_ECHO);
 		break;
 	case IPPROTO_ICMPV6:
-		flow->policy_port = bpf_htons(ports->sport ? ICMPV6_ECHO_REQUEST : ICMPV6_ECHO_REPLY);
+		flow->policy_port = bpf_htons(ports->dport ? ICMPV6_ECHO_REPLY : ICMPV6_ECHO_REQUEST);
 		break;
 	default:
 		flow->policy_port = ports->dport;

@@ -7,8 +7,6 @@
 
 #include "nat/maps.h"
 
-#define NAT_MIN_AGE_NS 1000000000ULL /* its conntrack entry may not exist yet */
-
 /* Return whether the flow of an egress key has a live conntrack entry. */
 static __always_inline bool nat4_flow_alive(const struct ct4_key *out)
 {

@@ -13,6 +13,7 @@
 
 #define NAT_KEY_OUT 0
 #define NAT_KEY_IN 1
+#define NAT_MIN_AGE_NS 1000000000ULL /* of stale entries: the conntrack entry may not exist yet */
 
 struct nat4_entry {
 	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */

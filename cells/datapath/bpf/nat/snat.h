@@ -5,10 +5,53 @@
 #include "ct/quote.h"
 #include "lb/translate.h"
 #include "nat/ports.h"
+#include "pod/neighbours.h"
 
 static __always_inline bool nat_is_echo(const struct flow *flow)
 {
 	return flow->protocol == IPPROTO_ICMP || flow->protocol == IPPROTO_ICMPV6;
+}
+
+/* How SNAT handles a packet, by its protocol and ICMP type (snat_v4_nat() and snat_v6_nat() in Cilium's nat.h). */
+enum nat_kind {
+	NAT_REWRITES,
+	NAT_ERROR, /* an ICMP error: by its embedded packet */
+	NAT_PASSES, /* unchanged: ICMP replies, which no NAT entry matches, and neighbour discovery */
+	NAT_REFUSES, /* other ICMP messages have no identifier to rewrite (RFC 5508, section 3) */
+};
+
+static __always_inline enum nat_kind nat_kind_of(const struct flow *flow, __u8 family)
+{
+	__u16 type = bpf_ntohs(flow->policy_port);
+
+	if (unlikely(flow->related))
+		return NAT_ERROR;
+	if (!nat_is_echo(flow))
+		return NAT_REWRITES;
+	if (family == FAMILY_IPV6) {
+		switch (type) {
+		case ICMPV6_ECHO_REQUEST:
+			return NAT_REWRITES;
+		case ICMPV6_ECHO_REPLY:
+		case ND_SOLICIT:
+		case ND_ADVERT:
+			return NAT_PASSES;
+		}
+		return NAT_REFUSES;
+	}
+	switch (type) {
+	case ICMP_ECHO:
+	case ICMP_TIMESTAMP:
+	case ICMP_INFO_REQUEST:
+	case ICMP_ADDRESS:
+		return NAT_REWRITES;
+	case ICMP_ECHOREPLY:
+	case ICMP_TIMESTAMPREPLY:
+	case ICMP_INFO_REPLY:
+	case ICMP_ADDRESSREPLY:
+		return NAT_PASSES;
+	}
+	return NAT_REFUSES;
 }
 
 /* Rewrite the port, or the identifier of an ICMP echo; returns 0 or a drop reason. */

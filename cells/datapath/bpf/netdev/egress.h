@@ -138,8 +138,16 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	} else if (ct_entry_of(flow, EGRESS, true, family)) {
 		return 0; /* a reply to a client that connected to the pod directly */
 	}
-	if (flow->related)
+	switch (nat_kind_of(flow, family)) {
+	case NAT_REWRITES:
+		break;
+	case NAT_ERROR:
 		return family == FAMILY_IPV4 ? snat4_nat_icmp_error(skb, flow) : snat6_nat_icmp_error(skb, flow);
+	case NAT_PASSES:
+		return 0;
+	case NAT_REFUSES:
+		return DROP_NAT_UNSUPPORTED;
+	}
 	refused = snat_nat(skb, flow, own, node, family);
 	if (!refused)
 		mark_write(skb, MARK_SNAT_DONE);
@@ -168,8 +176,8 @@ static __always_inline int device_masquerade(struct __sk_buff *skb, struct flow 
 	if (!parsed)
 		refused = parse_payload(skb, flow, true, family);
 	if (kind == MASQUERADE_NODE) {
-		/* Packets of the node that cannot be parsed, and ICMP errors, collide with no pod's flow. */
-		if (refused || flow->related || !node_port_collides(flow, family))
+		/* Packets of the node that cannot be parsed, and other ICMP than queries, collide with no pod's flow. */
+		if (refused || nat_kind_of(flow, family) != NAT_REWRITES || !node_port_collides(flow, family))
 			return TC_ACT_OK;
 		flow->source_identity = IDENTITY_HOST;
 	}

@@ -115,13 +115,24 @@ static __always_inline void gateway_source(const struct flow *flow, struct addre
 static __always_inline int gateway_from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
 	struct address source;
-	int verdict = gateway_check(flow), refused;
+	int verdict, refused = 0;
 
+	verdict = gateway_check(flow);
 	if (verdict)
 		return verdict;
-	gateway_source(flow, &source);
-	refused =
-		flow->related ? snat4_nat_icmp_error(skb, flow) : snat_nat(skb, flow, &source, false, FAMILY_IPV4);
+	switch (nat_kind_of(flow, FAMILY_IPV4)) {
+	case NAT_REWRITES:
+		gateway_source(flow, &source);
+		refused = snat_nat(skb, flow, &source, false, FAMILY_IPV4);
+		break;
+	case NAT_ERROR:
+		refused = snat4_nat_icmp_error(skb, flow);
+		break;
+	case NAT_PASSES:
+		break;
+	case NAT_REFUSES:
+		refused = DROP_NAT_UNSUPPORTED;
+	}
 	return refused ? DROP(EGRESS, refused) : nodeport4_send(skb, flow, 0);
 }
 

@@ -248,6 +248,21 @@ static __always_inline bool leaves_through_host(const struct way *way)
 	return way->kind != WAY_POD && way->kind != WAY_TUNNEL;
 }
 
+/* Return whether the program ends the packet's hop limit: it is for a pod, or an IPv6 packet that leaves the node. The
+ * stack sends the ICMP errors of IPv4, and none about an error (RFC 4443, section 2.4); a tunnel keeps the hop limit;
+ * and other plugins' bridges decrement it.
+ */
+static __always_inline bool hop_limit_ends(const struct flow *flow, const struct endpoint_config *self,
+					   const struct way *way, const struct address_info *local, __u8 family)
+{
+	if (likely(flow->ttl > 1))
+		return false;
+	if (way->kind == WAY_POD)
+		return true;
+	return family == FAMILY_IPV6 && !local && leaves_through_host(way) && !flow->related &&
+	       !(self->flags & ENDPOINT_ROUTED_BY_HOST) && !link_scoped(&flow->daddr);
+}
+
 /* Evaluate a packet without cached verdict: load balancing, conntrack, policy, and where to forward it. Returns POD_FORWARD
  * or a verdict. `flow` is parsed; `epoch` is the pod's.
  */
@@ -344,7 +359,7 @@ static __always_inline int pod_forward_slow_path(struct __sk_buff *skb, struct p
 		way->kind = WAY_STACK;
 		return verdict ? DROP(INGRESS, verdict) : POD_FORWARD; /* not cached */
 	}
-	if (way->kind == WAY_POD && unlikely(flow->ttl <= 1))
+	if (unlikely(hop_limit_ends(flow, self, way, local, family)))
 		return family == FAMILY_IPV6 ? send_time_exceeded(skb, flow, self)
 					     : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (unlikely(self->flags & ENDPOINT_ROUTED_BY_HOST) && local && !(local->flags & ADDRESS_IS_HOST)) {

@@ -2,7 +2,7 @@
 /* ICMPv6 replies to a pod.
  *
  * Neighbour discovery (RFC 4861): all addresses that the node knows are reachable through the host side of the pod's
- * link. Time exceeded (RFC 4443): for packets to local pods with an expired hop limit.
+ * link. Time exceeded (RFC 4443): for packets to local pods, or off the node, with an expired hop limit.
  */
 #pragma once
 
