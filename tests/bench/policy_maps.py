@@ -311,7 +311,7 @@ def packets(rounds: int) -> Iterator[Figure]:
                 packet = from_pod(A) / tcp(A.ip, B.ip, "S")  # a SYN always gets a new verdict
                 packet[IP].ttl = HOPS
                 found.append(ns_a_packet(world, A, POD, bytes(packet)))
-        yield Figure(f"a packet that is judged, {count:,} entries", "ns", Sample(tuple(found)))
+        yield Figure(f"policy verdict of a packet, {count:,} entries", "ns", Sample(tuple(found)))
 
 
 def labels(number: int, *, everybodys: bool = False) -> tuple[str, ...]:
