@@ -8,6 +8,7 @@ from typing import Final
 
 LARGEST: Final = 1 << 20
 """Maximum size in bytes; a ConfigMap is not larger."""
+_PAGE: Final = 4096
 
 
 def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
@@ -18,12 +19,18 @@ def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        kind = os.fstat(fd).st_mode
-        if stat.S_ISDIR(kind):
+        held = os.fstat(fd)
+        if stat.S_ISDIR(held.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(held.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
-        contents = os.read(fd, largest + 1)  # one read returns the whole file
+        # of the file's size: mapping and unmapping a buffer of 64 MiB takes longer than the read
+        contents = os.read(fd, min(max(held.st_size, _PAGE), largest) + 1)
+        while held.st_size != len(contents) <= largest:  # it has grown, or is one of /proc, without a size
+            more = os.read(fd, largest + 1 - len(contents))
+            if not more:
+                break
+            contents += more
     finally:
         os.close(fd)
     if len(contents) > largest:
