@@ -21,7 +21,7 @@ from anyio import to_thread
 from cells.base.metrics import Collector, features
 from cells.cluster.identity.identities import Identity
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
-from cells.cluster.ipcache.rows import IpcacheEntry
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.nodes.node import ClusterNode
 from cells.kubernetes.objects.cilium_policy import CILIUM_EGRESS_GATEWAYS, CiliumEgressGatewayPolicy
 from cells.kubernetes.resources import Resources
@@ -81,7 +81,10 @@ _ONE_ADDRESS: Final = "/32"
 
 
 class GatewayPods:
-    """The cluster's pods that policies may select: the addresses in the ipcache, whatever the source."""
+    """The cluster's pods that policies may select: the addresses in the ipcache.
+
+    Pods of other clusters are never selected, although the ipcache has their addresses.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class GatewayPods:
             if _is_pods(each.id) and any(policy.selects(label_map(each.labels)) for policy in policies)
         }
         for row in self._ipcache.all():
-            labels = by_identity.get(row.identity)
+            labels = by_identity.get(row.identity) if row.source is not Source.CLUSTERMESH else None
             if labels is not None and row.prefix.endswith(_ONE_ADDRESS) and ":" not in row.prefix:
                 ip = IPv4Address(row.prefix.removesuffix(_ONE_ADDRESS))
                 yield GatewayPod(ip, labels, row.tunnel_endpoint)

@@ -180,6 +180,26 @@ def test_entries_are_those_that_were_recorded() -> None:
     }
 
 
+def test_pods_of_other_clusters_are_not_selected() -> None:
+    ipcache: Table[str, IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
+    identities: Table[int, Identity] = Table("identities", key=lambda row: row.id)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    remote = IpcacheEntry(
+        prefix="10.9.0.1/32", identity=2 << 16 | 4711, source=Source.CLUSTERMESH, resource="pod-of-b//x"
+    )
+    own = IpcacheEntry(
+        prefix="10.0.2.1/32", identity=4711, source=Source.CUSTOM_RESOURCE, resource="cep/default/a"
+    )
+    with ipcache.txn() as addresses:
+        addresses.put(own)
+        addresses.put(remote)
+    with identities.txn() as known:
+        for identity in (own.identity, remote.identity):
+            known.put(Identity(identity, ("k8s:app=a",)))
+    selected = GatewayPods(ipcache, identities, nodes).selected([read_policy(object_of())])
+    assert [str(pod.address) for pod in selected] == ["10.0.2.1"]
+
+
 def part(kind: type[object], **attributes: object) -> Any:
     """An object of the class with these attributes alone."""
     found = object.__new__(kind)
