@@ -8,6 +8,7 @@ Why:        packets from another node's own address carry that node's identity, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from ipaddress import IPv4Address, ip_network
 from typing import Final
 
@@ -29,7 +30,7 @@ from cells.cluster.identity.numbers import (
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import RulePeers
+from cells.cluster.nodes.parse import HostFirewall, RulePeers
 from cells.config import AgentConfig
 from lifecycle import (
     Jobs,
@@ -50,7 +51,7 @@ __all__ = ["NodeClaim", "RemoteNodes", "cell", "claims_of"]
 
 # Claims of addresses and pod ranges.
 #
-# Source: Cilium 1.17, NodeManager.nodeUpdated.
+# Source: Cilium 1.17, NodeManager.nodeUpdated and nodeAddressHasTunnelIP.
 
 NO_TUNNEL_ENDPOINT: Final = IPv4Address(0)
 NODE: Final = "node"
@@ -113,12 +114,15 @@ def claims_of(
     labelled: bool = False,
     by_cidr: bool = False,
     encrypted: bool = False,
+    firewalled: bool = False,
 ) -> Iterator[NodeClaim]:
     """The claims of another node: its addresses, and its pods' ranges with the lowest precedence.
 
     ``worlds`` is the identity of the world, by enabled family. An unknown pod has it, too, but its packets
     are sent to its node. ``labelled``: the node's labels make its identity; ``by_cidr``: its address does, so
-    that networks in policies select it. Packets to its pods are encrypted if it publishes a key.
+    that networks in policies select it. Packets to its pods are encrypted if it publishes a key;
+    ``encrypted``: those to its addresses, too. All its addresses then have a tunnel endpoint, also with a
+    host firewall (``firewalled``), to which the tunnel carries the identity of the sending pod.
     """
     if node.local:
         return
@@ -142,7 +146,8 @@ def claims_of(
         if Family.of(address.ip) not in worlds:
             continue
         prefix = prefix_of(address.ip)
-        to = peer if address.type == CILIUM_INTERNAL_IP else NO_TUNNEL_ENDPOINT
+        tunnelled = encrypted or firewalled or address.type == CILIUM_INTERNAL_IP
+        to = peer if tunnelled else NO_TUNNEL_ENDPOINT
         labels = node_labels(node, address.ip, labelled=labelled, by_cidr=by_cidr)
         key = node.encryption_key if encrypted else 0
         found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, key, labels)
@@ -187,14 +192,24 @@ def node_claims(
     agent: AgentConfig,
     peers: RulePeers,
     encryption: ClusterEncryption | None,
+    firewall: HostFirewall | None,
     tables: Tables,
 ) -> ReadTable[tuple[str, str], NodeClaim]:
     """The table ``remote-node-prefixes``."""
     labelled, by_cidr = peers.nodes_by_labels, peers.nodes_by_cidr
     encrypted = encryption is not None and encryption.nodes
+    firewalled = firewall is not None and firewall.enabled
     worlds = worlds_of(agent)
+    claims = partial(
+        claims_of,
+        worlds=worlds,
+        labelled=labelled,
+        by_cidr=by_cidr,
+        encrypted=encrypted,
+        firewalled=firewalled,
+    )
     published = nodes.flat_map(
-        lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr, encrypted=encrypted),
+        claims,
         key=lambda one: one.key,
         name="published-node-prefixes",
     )

@@ -20,6 +20,7 @@ from cells.kubernetes.objects.core import Node
 from lifecycle import Duration, Settings, seconds
 
 __all__ = [
+    "HostFirewall",
     "NodeFault",
     "NodeReader",
     "NodeSettings",
@@ -108,6 +109,12 @@ def rule_peers(settings: RulePeerSettings) -> RulePeers:
     """Return the peers that the settings enable."""
     modes = settings.policy_cidr_match_mode
     return RulePeers(settings.enable_node_selector_labels, "nodes" in modes, "pods" in modes)
+
+
+class HostFirewall(msgspec.Struct, frozen=True):
+    """Whether policies are enforced on nodes. They need senders' identities, which the tunnel carries."""
+
+    enabled: bool
 
 
 CILIUM_ANNOTATION: Final = re.compile(r"^([A-Za-z0-9]+\.)*cilium.io/")

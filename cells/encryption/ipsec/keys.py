@@ -155,6 +155,9 @@ EXPECTED: Final = (
 )
 """The expected format, for error messages."""
 _ICV_BITS: Final = (96, 128, 256)
+_INTEGER: Final = re.compile("[+-]?[0-9]{1,18}")
+"""Integers that Go's strconv.Atoi accepts."""
+_HEX: Final = re.compile("([0-9a-fA-F]{2})*")
 _LAST_SPI: Final = 15
 
 
@@ -219,9 +222,10 @@ def read_keys(text: str, current: IpsecKey | None = None) -> tuple[IpsecKey, ...
     at the first invalid line.
     """
     keys: list[IpsecKey] = []
-    for line in text.splitlines():
+    lines = text.split("\n")
+    for line in lines if lines[-1] else lines[:-1]:
         try:
-            key = _key(line, keys[-1] if keys else current)
+            key = _key(line.removesuffix("\r"), keys[-1] if keys else current)
         except IpsecKeyError as fault:
             raise IpsecKeyError(str(fault), tuple(keys)) from None
         keys.append(key)
@@ -249,7 +253,7 @@ def _parsed(line: str) -> IpsecKey:
         if not algorithm.startswith("rfc"):
             raise IpsecKeyError(f'invalid AEAD algorithm "{_redacted(algorithm)}"')
         octets = _decoded("AEAD", key)
-        if not bits.isascii() or not bits.isdecimal():
+        if not _INTEGER.fullmatch(bits):
             raise IpsecKeyError("ICV length is invalid or missing")
         if int(bits) not in _ICV_BITS:
             raise IpsecKeyError("only ICV lengths 96, 128, and 256 are accepted")
@@ -265,7 +269,7 @@ def _parsed(line: str) -> IpsecKey:
 def _spi(field: str) -> int:
     """Parse an SPI. A trailing "+", which once requested keys per node, has no effect: all keys are."""
     number = field.removesuffix("+")
-    if not number.isascii() or not number.isdecimal():
+    if not _INTEGER.fullmatch(number) or int(number) < 0:
         raise IpsecKeyError(
             "failed to parse SPI: the first argument of the IPsec secret is not a number."
             f' Attempted "{_redacted(number)}"'
@@ -283,11 +287,10 @@ def _spi(field: str) -> int:
 
 
 def _decoded(what: str, text: str) -> bytes:
-    digits = text.removeprefix("0x")
-    try:
-        return b"" if text == '""' else bytes.fromhex(digits)
-    except ValueError:
-        raise IpsecKeyError(f"unable to decode {what} key string") from None  # hide the text: a mistyped key
+    digits = "" if text == '""' else text.removeprefix("0x")
+    if not _HEX.fullmatch(digits):
+        raise IpsecKeyError(f"unable to decode {what} key string")  # without the text, a mistyped key
+    return bytes.fromhex(digits)
 
 
 def _redacted(field: str) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import IdentityFollower
+from cells.cluster.nodes.parse import HostFirewall
 from cells.datapath.datapath import Datapath
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
@@ -259,6 +260,11 @@ def endpoint_policies(
     return policies
 
 
+def host_firewall(policy: NodePolicy) -> HostFirewall:
+    """Return whether the host firewall is enabled, for cells that policy depends on."""
+    return HostFirewall(policy.host_firewall)
+
+
 def outdated_table(policies: EndpointPolicies) -> Table[int, OutdatedPolicy]:
     """The ``endpoint-policies-outdated`` table, by endpoint id."""
     return policies.outdated
@@ -279,7 +285,7 @@ cell = group(
         "policy-mode",
         "Policy enforcement mode of the node",
         config(PolicySettings),
-        provide(NodePolicy),
+        provide(NodePolicy, host_firewall),
     ),
     module(
         "policy",

@@ -483,6 +483,40 @@ def guarded(port: int) -> dict[str, object]:
     }
 
 
+def guarded_from_pods(port: int) -> dict[str, object]:
+    """Nodes may be reached by pods by this port alone, and by each other's tunnels."""
+    tunnel, pods = {"port": str(PORT), "protocol": "UDP"}, {"port": str(port), "protocol": "TCP"}
+    rules = [
+        {"fromEntities": ["remote-node"], "toPorts": [{"ports": [tunnel]}]},
+        {"fromEndpoints": [{}], "toPorts": [{"ports": [pods]}]},
+    ]
+    return {**guarded(port), "spec": {"nodeSelector": {}, "ingress": rules}}
+
+
+def test_policies_of_nodes_select_pods_of_other_nodes_by_their_labels(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    for lab in (first, second):
+        restarted(cluster, lab, *SETTINGS, "--enable-host-firewall=true")
+    all_reach(cluster)
+    with second.open() as there, first.open_pod("pod-1-1") as here, first.open() as node:
+        with inside(there):
+            listeners = [tcp_listener(), tcp_listener()]
+        open_port, closed_port = (each.getsockname()[1] for each in listeners)
+        address = cluster.place(second).ipv4
+        try:
+            eventually(lambda: here.run(connects, address, closed_port))
+            cluster.manifests.write("guarded", [guarded_from_pods(open_port)])
+            eventually(lambda: not here.run(connects, address, closed_port))
+            assert here.run(connects, address, open_port)
+            assert not node.run(connects, address, open_port)
+        finally:
+            cluster.manifests.remove("guarded")
+            for each in listeners:
+                each.close()
+            for lab in (first, second):
+                restarted(cluster, lab, *SETTINGS)
+
+
 def test_policies_of_nodes_hold_for_what_comes_out_of_the_tunnel(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     restarted(cluster, second, *SETTINGS, "--enable-host-firewall=true")

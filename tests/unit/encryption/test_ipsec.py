@@ -87,6 +87,28 @@ def test_key_files_are_read_as_recorded() -> None:
             assert (last.auth_size if last else 0) == case["auth_key_size"], case["name"]
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("+3 rfc4106(gcm(aes)) 4443 128\n", None),
+        ("+3+ rfc4106(gcm(aes)) 4443 +128\r\n", None),
+        ("3 rfc4106(gcm(aes)) 4443 -128", "only ICV lengths 96, 128, and 256 are accepted"),
+        ("3 rfc4106(gcm(aes)) 4443 ", "ICV length is invalid or missing"),
+        ("3 rfc4106(gcm(aes)) 44\t43 128", "unable to decode AEAD key string"),
+        ("3 rfc4106(gcm(aes)) 4443 128\f", "ICV length is invalid or missing"),
+        ("-3 rfc4106(gcm(aes)) 4443 128", "failed to parse SPI: the first argument"),
+        ("\n", "missing IPSec key or invalid format"),
+    ],
+)
+def test_numbers_and_digits_are_those_that_go_reads(line: str, error: str | None) -> None:
+    if error is None:
+        assert [key.spi for key in read_keys(line)] == [3]
+        return
+    with pytest.raises(IpsecKeyError) as caught:
+        read_keys(line)
+    assert str(caught.value).startswith(error)
+
+
 def test_keys_of_two_nodes_are_derived_as_recorded() -> None:
     cases = recorded("derive")
     assert len(cases) == 16
