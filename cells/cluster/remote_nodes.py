@@ -30,7 +30,7 @@ from cells.cluster.identity.numbers import (
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import HostFirewall, RulePeers
+from cells.cluster.nodes.parse import HostFirewallUse, RulePeers
 from cells.config import AgentConfig
 from lifecycle import (
     Jobs,
@@ -192,7 +192,7 @@ def node_claims(
     agent: AgentConfig,
     peers: RulePeers,
     encryption: ClusterEncryption | None,
-    firewall: HostFirewall | None,
+    firewall: HostFirewallUse | None,
     tables: Tables,
 ) -> ReadTable[tuple[str, str], NodeClaim]:
     """The table ``remote-node-prefixes``."""

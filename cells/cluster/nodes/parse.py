@@ -20,7 +20,7 @@ from cells.kubernetes.objects.core import Node
 from lifecycle import Duration, Settings, seconds
 
 __all__ = [
-    "HostFirewall",
+    "HostFirewallUse",
     "NodeFault",
     "NodeReader",
     "NodeSettings",
@@ -111,7 +111,7 @@ def rule_peers(settings: RulePeerSettings) -> RulePeers:
     return RulePeers(settings.enable_node_selector_labels, "nodes" in modes, "pods" in modes)
 
 
-class HostFirewall(msgspec.Struct, frozen=True):
+class HostFirewallUse(msgspec.Struct, frozen=True):
     """Whether policies are enforced on nodes. They need senders' identities, which the tunnel carries."""
 
     enabled: bool

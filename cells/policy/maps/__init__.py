@@ -15,7 +15,7 @@ from typing import Annotated, Final
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import IdentityFollower
-from cells.cluster.nodes.parse import HostFirewall
+from cells.cluster.nodes.parse import HostFirewallUse
 from cells.datapath.datapath import Datapath
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
@@ -260,9 +260,9 @@ def endpoint_policies(
     return policies
 
 
-def host_firewall(policy: NodePolicy) -> HostFirewall:
+def host_firewall(policy: NodePolicy) -> HostFirewallUse:
     """Return whether the host firewall is enabled, for cells that policy depends on."""
-    return HostFirewall(policy.host_firewall)
+    return HostFirewallUse(policy.host_firewall)
 
 
 def outdated_table(policies: EndpointPolicies) -> Table[int, OutdatedPolicy]:
