@@ -77,7 +77,7 @@ class SessionState(IntEnum):
     ESTABLISHED = 6
 
 
-class Nothing(WireMessage):
+class EmptyMessage(WireMessage):
     """An empty message."""
 
     protobuf: ClassVar[str] = "google.protobuf.Empty"
@@ -343,7 +343,7 @@ class WatchEventRequest(WireMessage):
     """Request of WatchEvent: watch states of peers, or routes."""
 
     protobuf: ClassVar[str] = "apipb.WatchEventRequest"
-    peer: Annotated[Nothing | None, Wire(1)] = None
+    peer: Annotated[EmptyMessage | None, Wire(1)] = None
     table: Annotated[WatchTable | None, Wire(2)] = None
 
 

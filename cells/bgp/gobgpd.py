@@ -123,11 +123,11 @@ class Gobgp:
 
     async def stop(self) -> None:
         """Stop BGP: gobgpd sends Cease to peers, and removes all configuration and routes."""
-        await self._call("StopBgp", api.Nothing())
+        await self._call("StopBgp", api.EmptyMessage())
 
     async def speaker(self) -> api.Global | None:
         """Return the global configuration; None if BGP is not started."""
-        found = await self._call("GetBgp", api.Nothing(), api.StartBgp)
+        found = await self._call("GetBgp", api.EmptyMessage(), api.StartBgp)
         return found.all if found.all is not None and found.all.asn else None
 
     # Peers
@@ -163,7 +163,7 @@ class Gobgp:
 
         Events are not decoded, as peers could cause any amount of work.
         """
-        request = api.WatchEventRequest(peer=api.Nothing())
+        request = api.WatchEventRequest(peer=api.EmptyMessage())
         if routes:
             request = api.WatchEventRequest(table=api.WatchTable(filters=[api.WatchFilter(type=api.ADJ_IN)]))
         async with aclosing(self._messages("WatchEvent", [request], endless=True)) as events:
@@ -186,13 +186,15 @@ class Gobgp:
         if not remaining:
             return
         parts = [remaining[at : at + PATHS] for at in range(0, len(remaining), PATHS)]
-        await self._answer("AddPathStream", [api.AddPathStream(paths=part) for part in parts], api.Nothing)
+        await self._answer(
+            "AddPathStream", [api.AddPathStream(paths=part) for part in parts], api.EmptyMessage
+        )
 
     # Policies
 
     async def policies(self) -> list[api.ApiPolicy]:
         """List all policies."""
-        listed = self._stream_of("ListPolicy", api.Nothing(), api.PolicyMessage)
+        listed = self._stream_of("ListPolicy", api.EmptyMessage(), api.PolicyMessage)
         return [one.policy async for one in listed if one.policy is not None]
 
     async def add_policy(self, policy: api.ApiPolicy) -> None:
@@ -241,7 +243,7 @@ class Gobgp:
 
     # gRPC calls
 
-    async def _call(self, call: str, request: WireMessage, answer: type[M] = api.Nothing) -> M:  # type: ignore[assignment]
+    async def _call(self, call: str, request: WireMessage, answer: type[M] = api.EmptyMessage) -> M:  # type: ignore[assignment]
         return await self._answer(call, [request], answer)
 
     async def _answer(self, call: str, requests: Iterable[WireMessage], answer: type[M]) -> M:

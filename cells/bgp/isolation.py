@@ -36,7 +36,7 @@ from cells.bgp.speaker_state import (
 )
 from lifecycle import Logger, ReadTable
 
-__all__ = ["Isolation", "Suspects", "WantedSpeaker", "configuration_of", "wanted_speakers"]
+__all__ = ["CrashSuspects", "Isolation", "WantedSpeaker", "configuration_of", "wanted_speakers"]
 
 FIRST_HOLD: Final = timedelta(minutes=1)
 FIRST_OWN_HOLD: Final = timedelta(seconds=5)
@@ -107,7 +107,7 @@ def configuration_of(peer: BGPPeer) -> str:
 # Attribution of crashes to peers.
 
 
-class Suspects:
+class CrashSuspects:
     """Finds the peer that crashes a shared gobgpd, if no more gobgpd may be started.
 
     The peer that established its session last is suspected first, as most crashes follow immediately. If
@@ -134,7 +134,7 @@ class Suspects:
             elif address not in self._cleared:
                 self._cleared.add(address)
                 del self._held[address], self._crashes[address]
-        if len(peers) > 1 and (found := self.could(crash, peers)):
+        if len(peers) > 1 and (found := self.suspects(crash, peers)):
             self._crashes[found[0]] = count = self._crashes.get(found[0], 0) + 1
             self._held[found[0]] = crash.at + _hold_time(FIRST_HOLD, count)
         return [
@@ -142,7 +142,7 @@ class Suspects:
             for address, until in self._held.items()
         ]
 
-    def could(self, crash: Crash, peers: Collection[IPAddress]) -> Sequence[IPAddress]:
+    def suspects(self, crash: Crash, peers: Collection[IPAddress]) -> Sequence[IPAddress]:
         """Return the peers that may have caused a crash, most likely first."""
         up = [address for address in map(ip_address, crash.up) if address in peers]
         if not crash.established:
@@ -183,7 +183,7 @@ class Isolation:
         self._path = speakers.isolated
         self._peers = peers
         self._log = log
-        self._suspects: dict[str, Suspects] = {}
+        self._suspects: dict[str, CrashSuspects] = {}
         self._seen: dict[str, datetime] = {}
         self.isolated = isolated_peers()
         self.held = held_peers()
@@ -213,8 +213,8 @@ class Isolation:
             for row in self._peers.all()
             if row.instance == instance and self.isolated.get(row.key) is None
         ]
-        suspects = self._suspects.setdefault(instance, Suspects(instance))
-        found = suspects.could(crash, sharing)[: max(0, self._speakers.most_own - len(self.isolated))]
+        suspects = self._suspects.setdefault(instance, CrashSuspects(instance))
+        found = suspects.suspects(crash, sharing)[: max(0, self._speakers.most_own - len(self.isolated))]
         if len(sharing) < 2 or not found:
             held = {row.key: row for row in suspects.crashed(crash, sharing)}
             with self.held.txn() as table:

@@ -89,7 +89,7 @@ class RemoteClaims:
         jobs.observe("identities", mesh.identities.changes, self._learn)
         jobs.observe("addresses", self._batches, self._claim)
 
-    async def settle(self) -> None:
+    async def complete_initial(self) -> None:
         """Process all rows, and report the initial claims as complete. Raises OSError."""
         for row in self._mesh.identities.all():
             self._identities.learn(row.number, row.labels)
@@ -268,16 +268,16 @@ class ClusterMesh:
                 tasks.start_soon(self._mark_known, self._nodes_known.done, "nodes")
                 tasks.start_soon(self._mark_known, self._services_known.done, "services")
                 await self._gates.wait("nodes", "endpoints", "identities")
-                await self._settle()
+                await self._finish_initial_claims()
         if deadline.cancelled_caught:
             self._log.warning(UNSYNCED, clusters=self._gates.unsynced(*KINDS))
             self._nodes_known.done()
             self._services_known.done()
-            await self._settle()
+            await self._finish_initial_claims()
 
-    async def _settle(self) -> None:
-        await self._claims.settle()
-        self._gates.settle()
+    async def _finish_initial_claims(self) -> None:
+        await self._claims.complete_initial()
+        self._gates.open()
 
     async def _mark_known(self, done: Callable[[], None], kind: str) -> None:
         await self._gates.wait(kind)

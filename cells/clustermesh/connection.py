@@ -266,7 +266,7 @@ class RemoteConnection:
         """Check that the server answers, and that the heartbeat is recent. Raises StoreError."""
         beat = await client.lookup(HEARTBEAT)
         if beat is not None:
-            heartbeat.seen(beat.mod_revision)
+            heartbeat.observe(beat.mod_revision)
         described = await client.describe()
         status = (
             f"etcd: 1/{len(client.endpoints)} connected, leases=0, lock leases=0, has-quorum=true:"
@@ -393,7 +393,7 @@ async def first_failure(*works: Callable[[], Awaitable[None]]) -> StoreError | N
     errors: list[StoreError] = []
     async with anyio.create_task_group() as tasks:
 
-        async def guarded(work: Callable[[], Awaitable[None]]) -> None:
+        async def cancel_on_failure(work: Callable[[], Awaitable[None]]) -> None:
             try:
                 await work()
             except StoreError as error:
@@ -401,5 +401,5 @@ async def first_failure(*works: Callable[[], Awaitable[None]]) -> StoreError | N
                 tasks.cancel_scope.cancel()
 
         for work in works:
-            tasks.start_soon(guarded, work)
+            tasks.start_soon(cancel_on_failure, work)
     return errors[0] if errors else None

@@ -255,7 +255,7 @@ class MeshGates:
         self._expected: set[tuple[str, str]] = set()
         self._synced: set[tuple[str, str]] = set()
         self._news = anyio.Event()
-        self._settled = not enabled
+        self._opened = not enabled
 
     def expect(self, clusters: Iterable[str]) -> None:
         """Wait for these clusters."""
@@ -281,21 +281,21 @@ class MeshGates:
         """Return the clusters that have not listed all of these kinds."""
         return sorted({cluster for cluster, kind in self._expected if kind in kinds})
 
-    def settle(self) -> None:
+    def open(self) -> None:
         """Record that all identities and addresses are claimed, or that the timeout has passed."""
-        self._settled = True
+        self._opened = True
         self._notify()
 
     async def known(self) -> None:
         """Implement KnownRemoteClusters."""
-        while not self._settled:
+        while not self._opened:
             await self._news.wait()
 
     @property
     def missing(self) -> str:
         """Implement KnownRemoteClusters."""
         names = ", ".join(self.unsynced(*KINDS))
-        return "" if self._settled else f"remote clusters{f': {names}' if names else ''}"
+        return "" if self._opened else f"remote clusters{f': {names}' if names else ''}"
 
     def _notify(self) -> None:
         self._news.set()

@@ -87,9 +87,9 @@ class EventSources:
         with events.subscribe(room) as subscription:
             self._report([notifications.started()])
             async for batch in subscription:
-                self.take(batch)
+                self.process(batch)
 
-    def take(self, batch: Iterable[Sample | Lost]) -> None:
+    def process(self, batch: Iterable[Sample | Lost]) -> None:
         """Add datapath records, access logs and losses to the ring."""
         now = time.time_ns()
         snapshots, kinds = self._snapshots, self._kinds

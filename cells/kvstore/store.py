@@ -204,7 +204,7 @@ class Heartbeat:
         self._revision = 0
         self._changed_at = time.monotonic()
 
-    def seen(self, revision: int) -> None:
+    def observe(self, revision: int) -> None:
         """Record the key's mod revision. Raises HeartbeatStaleError after two intervals without a
         change."""
         now = time.monotonic()
@@ -390,7 +390,7 @@ class KVStore:
             self._endpoint_status = described
             self.reached()
             if beat is not None:
-                self._heartbeat.seen(beat.mod_revision)
+                self._heartbeat.observe(beat.mod_revision)
             if not self._writable:
                 await self._check_writable()
         except StoreUnavailableError as error:

@@ -36,7 +36,7 @@ from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.kind import Condition, Kind, OwnerReference
 from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter
-from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects, either
+from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects, wait_any
 from lifecycle import (
     Health,
     Jobs,
@@ -373,7 +373,7 @@ class BGPNodeConfigs:
             changed = [feed.take() for feed in feeds]
             if any(changed):
                 self._pass()
-            await either(*(feed.wait for feed in feeds))
+            await wait_any(*(feed.wait for feed in feeds))
 
     def _pass(self) -> None:
         objects, found = self._objects, plan(self._objects.read())

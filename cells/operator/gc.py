@@ -105,7 +105,7 @@ class IdentityPasses:
             self.runs.setdefault((outcome, where), 0)
         self.latency.setdefault(("success", where), 0.0)
 
-    def found(self, where: str, *, alive: int, deleted: int) -> None:
+    def record(self, where: str, *, alive: int, deleted: int) -> None:
         """Record the result of a pass."""
         self.entries["alive", where] = alive
         self.entries["deleted", where] = deleted
@@ -319,7 +319,7 @@ class IdentityGC:
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._many = len(ClusterNumbers(cluster.number, cluster.most_clusters).given) // 2
+        self._half = len(ClusterNumbers(cluster.number, cluster.most_clusters).allocatable) // 2
         self._server = server
         self._log = log
         self._identities = objects.table(CLUSTER_IDENTITIES)
@@ -339,13 +339,13 @@ class IdentityGC:
             jobs.timer("identities", self.tick, interval)
 
     @property
-    def crowded(self) -> bool:
+    def over_half_allocated(self) -> bool:
         """Whether more than half of the numbers are allocated."""
-        return len(self._identities) > self._many
+        return len(self._identities) > self._half
 
     async def tick(self) -> None:
         """Run a pass if one is due or numbers run short; else only note identities in use."""
-        if time.monotonic() < self._due - 0.001 and not self.crowded:
+        if time.monotonic() < self._due - 0.001 and not self.over_half_allocated:
             self._note_used()
             return
         self._due = time.monotonic() + self._settings.identity_gc_interval
@@ -365,7 +365,7 @@ class IdentityGC:
         await self._endpoints.wait_initialized()
         self._note_used()
         timeout = float(self._settings.identity_heartbeat_timeout)
-        if self.crowded:
+        if self.over_half_allocated:
             timeout = min(timeout, SHORT_TIMEOUT)
         now = time.monotonic()
         live = {name for name, seen in self._seen.items() if now - seen < timeout}
@@ -373,7 +373,7 @@ class IdentityGC:
         unused = [one for one in self._identities.all() if one.name not in live]
         alive = len(self._identities) - len(unused)
         self._deleted = 0
-        self._passes.found(CRD, alive=alive, deleted=0)
+        self._passes.record(CRD, alive=alive, deleted=0)
         if now - self._began < timeout:
             return  # after a restart, endpoints of live pods may not be reported yet
         waiting = iter(unused)
@@ -386,7 +386,7 @@ class IdentityGC:
         async with anyio.create_task_group() as group:
             for _ in range(min(AT_ONCE, len(unused))):
                 group.start_soon(work)
-        self._passes.found(CRD, alive=alive, deleted=self._deleted)
+        self._passes.record(CRD, alive=alive, deleted=self._deleted)
         if self._deleted:
             self._log.info("identities without endpoints deleted", count=self._deleted, alive=alive)
         if failures:
@@ -427,7 +427,7 @@ class IdentityGC:
         now = time.monotonic()
         while self._window and now - self._window[0] >= self._settings.identity_gc_rate_interval:
             self._window.popleft()
-        if len(self._window) >= self._settings.identity_gc_rate_limit and not self.crowded:
+        if len(self._window) >= self._settings.identity_gc_rate_limit and not self.over_half_allocated:
             self._due = min(self._due, now + self._settings.identity_gc_rate_interval)
             return False
         self._window.append(now)

@@ -34,7 +34,7 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, lock
 from cells.observe.metrics import Metrics
 from cells.operator.gc import IdentityPasses
-from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_SERVICES, ClusterObjects, either
+from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_SERVICES, ClusterObjects, wait_any
 from cells.operator.options import ServedCluster
 from lifecycle import Jobs, Lifecycle, Logger, Settings, Table, Tables, config, invoke, module, provide
 
@@ -201,7 +201,7 @@ class ServiceExport:
             rows.replace_all(one for one in exported if one is not None)
         self._known.done()
         while True:
-            await either(services.wait, slices.wait)
+            await wait_any(services.wait, slices.wait)
             names = {change.key for change in services.take()}
             both = [row for change in slices.take() for row in (change.old, change.row) if row is not None]
             names |= {(row.namespace, row.service) for row in both}
@@ -278,11 +278,11 @@ class KVStoreGC:
         if not store.enabled:
             return
         passes.expect(KVSTORE)
-        jobs.timer("heartbeat", self.beat, HEARTBEAT_INTERVAL).trigger()
+        jobs.timer("heartbeat", self.write_heartbeat, HEARTBEAT_INTERVAL).trigger()
         if passes.interval:
             jobs.timer("identities", self.collect, passes.interval)
 
-    async def beat(self) -> None:
+    async def write_heartbeat(self) -> None:
         """Write the current time. Raises StoreError."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         await self._store.client.txn(put(HEARTBEAT, now.encode()))
@@ -308,7 +308,7 @@ class KVStoreGC:
                 deleted += 1
                 if deleted % self._passes.most == 0:
                     await anyio.sleep(self._passes.within)
-        self._passes.found(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
+        self._passes.record(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
         if deleted:
             self._log.info("deleted identities that no node uses", count=deleted)
 

@@ -34,7 +34,7 @@ __all__ = [
     "LoadBalancerPool",
     "PoolBlock",
     "cell",
-    "either",
+    "wait_any",
 ]
 
 
@@ -277,7 +277,7 @@ def _key(row: Object) -> tuple[str, str]:
 # Waits for the first of several awaitables.
 
 
-async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def wait_any(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Return when the first awaitable does; cancel the others."""
     async with anyio.create_task_group() as group:
 

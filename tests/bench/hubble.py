@@ -71,7 +71,7 @@ def raw() -> float:
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES)]
     began = time.process_time()
     for batch in batches:
-        sources.take(batch)
+        sources.process(batch)
     return (time.process_time() - began) / (BATCH * BATCHES) * 1e6
 
 
@@ -79,14 +79,14 @@ async def followed(clients: int = 1) -> float:
     """Return the µs of an event for each of several clients, up to the bytes of their answers."""
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES // 5 // clients or 1)]
     every = [sources.observer.get_flows(GetFlowsRequest(follow=True)) for _ in range(clients)]
-    sources.take(_batch())
+    sources.process(_batch())
     got = [0 for _ in every]
     for answers in every:
         await anext(answers)  # from now on it gets every one
     wanted = 0
     began = time.process_time()
     for batch in batches:
-        sources.take(batch)
+        sources.process(batch)
         wanted += len(batch)
         for number, answers in enumerate(every):
             while got[number] < wanted:
@@ -117,7 +117,7 @@ async def seen(use: Callable[[list[SeenEvent]], object]) -> float:
         await anyio.wait_all_tasks_blocked()
         began = time.process_time()
         for batch in batches:
-            sources.take(batch)
+            sources.process(batch)
             wanted += len(batch)
             while got < wanted:
                 await checkpoint()
@@ -154,7 +154,7 @@ def full(capacity: int) -> float:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(capacity // BATCH + 1):
-        sources.take(_batch())
+        sources.process(_batch())
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / 2**20

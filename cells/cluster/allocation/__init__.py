@@ -196,8 +196,8 @@ def cluster_allocator(
         return keys
     if served:
         return objects
-    given = ClusterNumbers.of_agent(agent).given
-    return NodeAllocator(given, given.start - CLUSTER.start + allocation.first_identity)
+    allocatable = ClusterNumbers.of_agent(agent).allocatable
+    return NodeAllocator(allocatable, allocatable.start - CLUSTER.start + allocation.first_identity)
 
 
 def allocation_features(mode: AllocationMode) -> Member[Collector]:

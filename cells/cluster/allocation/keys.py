@@ -205,9 +205,9 @@ class KVStoreAllocator(GlobalAllocator):
 
     async def _claim_free(self, labels: Labels, previous: int, held: Lock) -> bool:
         """Create a master key with a free number; returns whether one was free."""
-        given = self._span.given
-        if len(self._shared.table) >= len(given):
-            raise StoreError(f"no free identity between {given.start} and {given.stop - 1}")
+        allocatable = self._span.allocatable
+        if len(self._shared.table) >= len(allocatable):
+            raise StoreError(f"no free identity between {allocatable.start} and {allocatable.stop - 1}")
         lease = await self._store.leases.lease_for(key := value_key(labels, self._node()))
         for number in self._candidates(labels, previous):
             master = f"{IDS}{number}"
@@ -233,11 +233,11 @@ class KVStoreAllocator(GlobalAllocator):
         for number in self._preferred(labels, previous):
             if number in self._span.own and str(number) not in existing and self._may_use(labels, number):
                 yield number
-        given = self._span.given
-        first = random.randrange(len(given))  # noqa: S311  # guards no secret
+        allocatable = self._span.allocatable
+        first = random.randrange(len(allocatable))  # noqa: S311  # guards no secret
         free = (
             number
-            for number in chain(given[first:], given[:first])
+            for number in chain(allocatable[first:], allocatable[:first])
             if str(number) not in existing and number not in self._held and self._may_use(labels, number)
         )
         yield from islice(free, ATTEMPTS)

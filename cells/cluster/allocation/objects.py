@@ -63,7 +63,7 @@ def labels_of(security_labels: Mapping[str, str]) -> tuple[str, ...]:
     return texts(parse(f"{key}={value}" if value else key) for key, value in security_labels.items())
 
 
-def candidates(labels: tuple[str, ...], given: range = CLUSTER) -> Iterator[int]:
+def candidates(labels: tuple[str, ...], allocatable: range = CLUSTER) -> Iterator[int]:
     """Yield numbers to try for labels, the same on every node.
 
     Nodes that allocate the same labels concurrently try the same number: the API server accepts one of them,
@@ -72,7 +72,7 @@ def candidates(labels: tuple[str, ...], given: range = CLUSTER) -> Iterator[int]
     digest = sha256(";".join(labels).encode()).digest()
     for attempt in range(ATTEMPTS):
         part = int.from_bytes(sha256(digest + bytes([attempt])).digest()[:8], "big")
-        yield given.start + part % len(given)
+        yield allocatable.start + part % len(allocatable)
 
 
 # The allocator.
@@ -166,9 +166,9 @@ class CiliumIdentityAllocator(GlobalAllocator):
         """Create an object, or find that of another node; returns the error, or None."""
         from cells.kubernetes.client.errors import KubernetesError
 
-        given = self._span.given
-        if len(self.table) >= len(given):
-            return f"no free identity between {given.start} and {given.stop - 1}"
+        allocatable = self._span.allocatable
+        if len(self.table) >= len(allocatable):
+            return f"no free identity between {allocatable.start} and {allocatable.stop - 1}"
         try:
             async with self._writers:
                 for number in self._candidates(labels, previous):
@@ -180,10 +180,10 @@ class CiliumIdentityAllocator(GlobalAllocator):
         return "all identity numbers that were tried are in use"
 
     def _candidates(self, labels: Labels, previous: int) -> Iterable[int]:
-        given = self._span.given
-        first = next(candidates(labels, given))
-        others = chain(range(first, given.stop), range(given.start, first))  # if few are free
-        for number in chain(self._preferred(labels, previous), candidates(labels, given), others):
+        allocatable = self._span.allocatable
+        first = next(candidates(labels, allocatable))
+        others = chain(range(first, allocatable.stop), range(allocatable.start, first))  # if few are free
+        for number in chain(self._preferred(labels, previous), candidates(labels, allocatable), others):
             taken = number in self._held or ("", str(number)) in self.table
             if number in self._span.own and not taken and self._may_use(labels, number):
                 yield number

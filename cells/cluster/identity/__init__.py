@@ -240,7 +240,7 @@ def known_identities(
 
 def allocator(cluster: ClusterAllocator | None, agent: AgentConfig) -> IdentityAllocator:
     """Provide the allocator of pod identities: the cluster's, or this node's."""
-    return cluster or NodeAllocator(ClusterNumbers.of_agent(agent).given)
+    return cluster or NodeAllocator(ClusterNumbers.of_agent(agent).allocatable)
 
 
 def identity_metrics(identities: Identities) -> Member[Collector]:

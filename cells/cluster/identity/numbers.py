@@ -105,7 +105,7 @@ class ClusterNumbers(msgspec.Struct, frozen=True):
         return self.of(self.cluster_id)
 
     @property
-    def given(self) -> range:
+    def allocatable(self) -> range:
         """Return the range for new identities of this cluster; Cilium reserves the lowest ones."""
         own = self.own
         return range(own.start + CLUSTER.start if self.cluster_id else own.start, own.stop)

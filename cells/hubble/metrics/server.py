@@ -251,7 +251,7 @@ class HubbleMetricsServer:
 
     def _report(self) -> None:
         """Report to health whether the TLS files are usable, and log changes."""
-        wrong = self._certificates.wrong()
+        wrong = self._certificates.load_error()
         if wrong:
             last = "the last good ones are" if self._certificates.usable else "no metrics are served"
             wrong = f"hubble-metrics-server-tls files cannot be used: {wrong}; {last}"

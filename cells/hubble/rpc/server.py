@@ -117,7 +117,7 @@ class ServerCertificates:
             self._stamps = stamps
         return self._context
 
-    def wrong(self) -> str:
+    def load_error(self) -> str:
         """Why the current files are unusable; empty if they are usable."""
         with suppress(OSError):  # context() has set the fault
             self.context()
@@ -294,7 +294,7 @@ class HubbleServer:
 
     def _tls_fault(self) -> str:
         """Describe the fault of the TLS files and its effect; empty if they are usable."""
-        wrong = self._certificates.wrong() if self._secure else ""
+        wrong = self._certificates.load_error() if self._secure else ""
         if not wrong:
             return ""
         served = (

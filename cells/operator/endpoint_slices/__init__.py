@@ -116,7 +116,7 @@ class SliceLimit:
         self._limit = limit
         self._limited: tuple[WriteLimit, Bucket] | None = None
 
-    async def turn(self) -> None:
+    async def wait(self) -> None:
         """Wait until another write is allowed."""
         limit = self._limit()
         if self._limited is None or self._limited[0] != limit:
@@ -156,7 +156,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         """Create or update slices, at the limited rate. Raises BatchError."""
         failures: dict[str, Exception] = {}
         for name, row in batch.items():
-            await self._limit.turn()
+            await self._limit.wait()
             since = self._slices.waiting.pop(name, None)
             if since is not None:
                 queue = self._counts.delays["fast" if self._first else "standard"]
@@ -176,7 +176,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         failures: dict[str, Exception] = {}
         removed = [name for name in batch if self._rows.get(name) is None]
         for name in removed:
-            await self._limit.turn()
+            await self._limit.wait()
             self._slices.waiting.pop(name, None)
             try:
                 await self._server.client.delete(CILIUM_ENDPOINT_SLICES, name)

@@ -44,7 +44,7 @@ from cells.operator.objects import (
     LOAD_BALANCER_POOLS,
     ClusterObjects,
     ClusterService,
-    either,
+    wait_any,
 )
 from cells.operator.options import ServedCluster
 from lifecycle import (
@@ -186,7 +186,7 @@ class LBIPAM:
                     if change.row is not None:
                         self._arrival.setdefault(change.row.key, change.revision)
                 self._pass()
-            await either(pools.wait, services.wait)
+            await wait_any(pools.wait, services.wait)
 
     def _pass(self) -> None:
         services = {one.key: one for one in self._services.all()}
@@ -381,7 +381,7 @@ class NodeIPAM:
                 self._places = places
             if changed:
                 self._pass()
-            await either(services.wait, nodes.wait, slices.wait)
+            await wait_any(services.wait, nodes.wait, slices.wait)
 
     def _pass(self) -> None:
         backends: defaultdict[Key, list[EndpointSlice]] = defaultdict(list)

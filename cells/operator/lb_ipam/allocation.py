@@ -219,7 +219,7 @@ class _Allocation:
         """Allocatable range -> the pools with its selector; such ranges do not overlap."""
         groups: dict[bytes, _Selected] = {}
         for number, pool in enumerate(pools):
-            if not pool.gives:
+            if not pool.allocatable:
                 continue
             key = msgspec.json.encode(pool.selector, order="deterministic")
             if (group := groups.get(key)) is None:
@@ -255,7 +255,7 @@ class _Allocation:
 
     def _range(self, address: Address) -> PoolRange | None:
         """Return the allocatable range that contains an address; such ranges do not overlap."""
-        return next((one for pool, one in self.containing(address) if pool.gives), None)
+        return next((one for pool, one in self.containing(address) if pool.allocatable), None)
 
     def _free(self, groups: Sequence[_Selected], version: int) -> Address | None:
         """Return the first free address of these pools, or None."""
@@ -311,7 +311,7 @@ class _Allocation:
         """Allocate a requested address; return reason and message on failure."""
         inside = False
         for pool, within in self.containing(address):
-            if not pool.gives:
+            if not pool.allocatable:
                 continue
             inside = True
             if not request.matches(pool):

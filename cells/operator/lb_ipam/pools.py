@@ -57,7 +57,7 @@ class AddressPool(msgspec.Struct, frozen=True):
     """Why it allocates no addresses: the message of its condition; empty without a conflict."""
 
     @property
-    def gives(self) -> bool:
+    def allocatable(self) -> bool:
         """Whether addresses can be allocated from it."""
         return not self.disabled and not self.conflict
 

@@ -160,7 +160,7 @@ class _Holdings:
         self.parts: dict[Part, None] = {}
         self.unseen: set[Part] = set()
         """Allocated ranges that its object does not show yet, and so cannot have released."""
-        self.strays: set[Part] = set()
+        self.unpooled: set[Part] = set()
         """Adopted ranges of no pool."""
         self.lost: list[str] = []
         """Ranges of its object that could not be adopted."""
@@ -249,7 +249,7 @@ class PoolLedger:
         back = [part for part in holdings.parts if part not in reported and part not in holdings.unseen]
         for part in back:
             del holdings.parts[part]
-            holdings.strays.discard(part)
+            holdings.unpooled.discard(part)
             self._held.remove(part[1])
         return bool(back)
 
@@ -266,10 +266,10 @@ class PoolLedger:
                     _note(holdings.lost, why)
                     continue
                 holdings.parts[part] = None
-                if self._stray(part):
-                    holdings.strays.add(part)
+                if self._pool_fault(part):
+                    holdings.unpooled.add(part)
 
-    def _stray(self, part: Part) -> str:
+    def _pool_fault(self, part: Part) -> str:
         """Return why its pool would not allocate such a range; empty if it would."""
         pool = self.pools.get(part[0])
         if pool is None:
@@ -283,8 +283,8 @@ class PoolLedger:
 
     def _patch_of(self, name: str, node: CiliumNode, holdings: _Holdings) -> NodePatch | None:
         errors = [*holdings.lost]
-        for part in sorted(holdings.strays, key=str):
-            _note(errors, self._stray(part))
+        for part in sorted(holdings.unpooled, key=str):
+            _note(errors, self._pool_fault(part))
         for request in node.spec.ipam.pools.requested or ():
             for version, needed in ((4, request.needed.ipv4), (6, request.needed.ipv6)):
                 if why := self._fill(holdings, request.pool, version, needed):

@@ -47,7 +47,7 @@ async def test_the_operator_updates_the_kvstore_heartbeat(etcd: Etcd) -> None:
     async with operator(etcd) as found:
         await eventually(lambda: etcd.all("cilium/.heartbeat"), within=30)
         etcd.delete("cilium/.heartbeat")
-        await found.beat()
+        await found.write_heartbeat()
         assert etcd.all("cilium/.heartbeat")["cilium/.heartbeat"].endswith("Z")
 
 

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from cells.bgp.gobgp_facts import policy_rules
-from cells.bgp.isolation import Isolation, Suspects, wanted_speakers
+from cells.bgp.isolation import CrashSuspects, Isolation, wanted_speakers
 from cells.bgp.sessions import Crash
 from cells.bgp.speaker_processes import Speakers
 from cells.bgp.speaker_state import (
@@ -175,7 +175,7 @@ class Speaker:
     """A gobgpd; hostile peers crash it a number of seconds after their sessions are established."""
 
     def __init__(self, peers: Collection[IPv4Address], hostile: dict[IPv4Address, int]) -> None:
-        self.suspects, self.peers, self.hostile = Suspects("edge"), list(peers), hostile
+        self.suspects, self.peers, self.hostile = CrashSuspects("edge"), list(peers), hostile
         self.now = START
         self.held: dict[IPv4Address, datetime] = {}
         self.crashes = 0
@@ -226,11 +226,11 @@ def test_two_of_them_are_both_held_down(late: int) -> None:
 
 
 def test_before_a_session_is_established_those_without_are_suspected() -> None:
-    suspects = Suspects("edge")
+    suspects = CrashSuspects("edge")
     (held,) = suspects.crashed(Crash(START, (str(A), str(B)), False, START), [A, B, C])
     assert (held.address, held.until) == (C, START + timedelta(minutes=1))
     assert held.error.startswith("held down until 09:01:00 UTC: gobgpd crashed, probably by a message of ")
 
 
 def test_the_only_peer_of_an_instance_is_not_held_down() -> None:
-    assert Suspects("edge").crashed(Crash(START, (str(A),), True, START), [ip_address(str(A))]) == []
+    assert CrashSuspects("edge").crashed(Crash(START, (str(A),), True, START), [ip_address(str(A))]) == []

@@ -103,7 +103,7 @@ def test_a_flow_has_the_names_that_the_agents_tables_have() -> None:
     agent.put(agent.pods, Pod(meta))
     agent.learn("dns.example.com.", "10.0.1.21")
     anyio.run(agent.sources.frontends, [_change(_served(), key=_served().key)])
-    agent.sources.take([Sample(1, TRACE)])
+    agent.sources.process([Sample(1, TRACE)])
     (flow,) = agent.flows()
     assert flow.source is not None
     assert to_json(flow.source) == {
@@ -126,12 +126,12 @@ def test_flows_keep_the_names_of_their_time_when_tables_change() -> None:
     agent = Agent()
     agent.put(agent.endpoints, _endpoint(name="before"))
     agent.learn("old.example.com.", "10.0.1.21")
-    agent.sources.take([Sample(1, TRACE)])
+    agent.sources.process([Sample(1, TRACE)])
     with agent.endpoints.txn() as rows:
         rows.delete(101)
     agent.put(agent.endpoints, _endpoint(name="after"))
     agent.learn("new.example.com.", "10.0.1.21")
-    agent.sources.take([Sample(1, TRACE)])
+    agent.sources.process([Sample(1, TRACE)])
     first, second = agent.flows()
     assert first.source is not None
     assert second.source is not None
@@ -158,7 +158,7 @@ def test_policies_are_named_where_networks_select_pods() -> None:
         packet += struct.pack(">HHIIBBHHH", 40000, 80, 0, 0, 0x50, 2, 0, 0, 0)
         head = struct.pack("<BBHIIHH", 5, 0, 101, 0, len(packet), len(packet), 1)
         body = struct.pack("<IiHBBB3x", identity, 0, 80, 6, 2 | 1 << 3, 0)
-        agent.sources.take([Sample(0, head + body + packet)])
+        agent.sources.process([Sample(0, head + body + packet)])
         return [one.name for one in agent.flows()[-1].egress_allowed_by]
 
     assert named(1002, "192.0.2.1") == ["p0"]
@@ -178,7 +178,7 @@ def test_lookups_of_the_dns_proxy_are_flows() -> None:
         query="example.com.",
         type=1,
     )
-    agent.sources.take([Sample(0, lookup_sample(record))])
+    agent.sources.process([Sample(0, lookup_sample(record))])
     (flow,) = agent.flows()
     assert flow.Summary == "DNS Query example.com. A"
     assert flow.uuid
@@ -186,7 +186,7 @@ def test_lookups_of_the_dns_proxy_are_flows() -> None:
 
 def test_losses_are_events_of_their_queue() -> None:
     agent = Agent()
-    agent.sources.take([Lost(7, 3), Sample(1, TRACE), Lost(2)])
+    agent.sources.process([Lost(7, 3), Sample(1, TRACE), Lost(2)])
     first, _, second = agent.events()
     assert first == LostEvent(source=LostEventSource.PERF_EVENT_RING_BUFFER, num_events_lost=7, cpu=3)
     assert second == LostEvent(source=LostEventSource.OBSERVER_EVENTS_QUEUE, num_events_lost=2, cpu=0)
@@ -201,7 +201,7 @@ def test_kinds_of_events_that_are_not_asked_for_are_passed_over(
 ) -> None:
     agent = Agent(hubble_monitor_events=kinds)
     perf = recording("pipeline")["perf_events"]
-    agent.sources.take([Sample(1, bytes.fromhex(perf[name])) for name in ("drop", "trace", "verdict")])
+    agent.sources.process([Sample(1, bytes.fromhex(perf[name])) for name in ("drop", "trace", "verdict")])
     assert [flow.event_type and flow.event_type.type for flow in agent.flows()] == types
 
 
@@ -229,7 +229,7 @@ def _shown(event: HubbleEvent) -> str:
 def test_records_of_the_datapath_are_in_the_ring_as_recorded(case: dict[str, Any]) -> None:
     agent = Agent(hubble_monitor_events=tuple(case["hubble_monitor_events"] or ()))
     perf = recording("pipeline")["perf_events"]
-    agent.sources.take(
+    agent.sources.process(
         Lost(7, 3) if name == "perf-lost" else Sample(1, bytes.fromhex(perf[name]))
         for name in case["events_after_start"]
         if name not in FROM_THE_AGENT
@@ -293,7 +293,7 @@ def test_flows_have_the_labels_of_their_node() -> None:
     agent = Agent()
     node = Node(DatedMeta("node1", labels={"zone": "a"}))
     anyio.run(agent.sources.nodes, [_change(node, key=node.key)])
-    agent.sources.take([Sample(1, TRACE)])
+    agent.sources.process([Sample(1, TRACE)])
     assert agent.flows()[0].node_labels == ("zone=a",)
 
 
@@ -379,7 +379,7 @@ def test_past_requests_are_redacted_as_their_flows_are() -> None:
 
     def held(record: RequestRecord, **settings: Any) -> Any:
         agent = Agent(hubble_monitor_events=("l7",), **settings)
-        agent.sources.take([Sample(3, request_sample(record))])
+        agent.sources.process([Sample(3, request_sample(record))])
         ring = agent.sources.observer.ring
         found = ring.record(ring.begin)
         assert isinstance(found, Sample)

@@ -26,7 +26,7 @@ EVENTS = 2000
 
 def filled() -> FlowObserver:
     sources = Agent(hubble_event_buffer_capacity=4095).sources
-    sources.take([Sample(0, bytes(bytearray(TRACE))) for _ in range(EVENTS)])
+    sources.process([Sample(0, bytes(bytearray(TRACE))) for _ in range(EVENTS)])
     return sources.observer
 
 
@@ -177,7 +177,7 @@ async def test_the_agent_counts_and_exports_flows_without_pauses_while_pods_are_
         tasks.start_soon(read)
         await settled()
         assert (await node.call("ADD")).code == 0
-        sources.take([Sample(0, bytes(bytearray(TRACE))) for _ in range(EVENTS)])
+        sources.process([Sample(0, bytes(bytearray(TRACE))) for _ in range(EVENTS)])
         while got < EVENTS:
             rounds += 1
             await asyncio.sleep(0)
