@@ -21,7 +21,7 @@ from cells.api.models import status as wire
 from cells.api.operations import DISABLED, Operation, denied
 from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.status import StatusModels, StatusSummary, status_response
-from cells.api.wire import answer, nowhere, plain
+from cells.api.wire import answer, not_found_response, plain
 from cells.config import AgentConfig
 from cells.health import (
     ClusterHealth,
@@ -220,7 +220,9 @@ class HealthApi:
 
     async def _answer(self, request: Request) -> Response:
         match = self._routes.match(request.method, request.path)
-        return nowhere(request, match.allowed) if match.found is None else await match.found(request)
+        return (
+            not_found_response(request, match.allowed) if match.found is None else await match.found(request)
+        )
 
     async def _status(self, _request: Request) -> Response:
         """GET /status and PUT /status/probe: return the last report; no probe is started."""

@@ -105,7 +105,7 @@ class LimitExceeded(Exception):  # noqa: N818  # its text is the reason
         self.outcome = outcome
 
 
-class Turn:
+class Admission:
     """An admitted request. done() must be called exactly once, also after a failure."""
 
     __slots__ = ("_limiter", "began", "initial", "waited")
@@ -158,7 +158,7 @@ class Limiter:
         self.processed: Counter[tuple[str, int]] = Counter()
         """Number of requests by outcome and HTTP status."""
 
-    async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
+    async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Admission:
         """Wait until the request is admitted; ``disconnected`` returns when the client disconnects.
 
         Raises LimitExceeded. A cancelled request leaves the queue.
@@ -173,7 +173,7 @@ class Limiter:
             and not self._wait_of_head(arrived, arrived)
         ):
             return self._admit(arrived)
-        found: Turn | LimitExceeded | None = None
+        found: Admission | LimitExceeded | None = None
         try:
             if not self._closed:
                 async with anyio.create_task_group() as group:
@@ -185,10 +185,10 @@ class Limiter:
                     finally:
                         self._waiting.discard(group.cancel_scope)
         except BaseException:
-            if isinstance(found, Turn):
+            if isinstance(found, Admission):
                 found.done(500)
             raise
-        if isinstance(found, Turn):
+        if isinstance(found, Admission):
             return found
         raise self._refused(found or LimitExceeded(LEFT, CANCELLED))
 
@@ -207,16 +207,16 @@ class Limiter:
         for scope in self._waiting:
             scope.cancel()
 
-    def finish(self, turn: Turn, status: int) -> None:
+    def finish(self, admission: Admission, status: int) -> None:
         """Count a completed request, adjust the limits if it succeeded, and wake the head of the queue."""
         now = self._clock()
         self.in_flight -= 1
-        self._slots -= not turn.initial
-        self.waits.observe(turn.waited)
+        self._slots -= not admission.initial
+        self.waits.observe(admission.waited)
         if status < 400:
             self.processed["success", 200] += 1
-            self.processing.add(now - turn.began)
-            self.wait.add(turn.waited)
+            self.processing.add(now - admission.began)
+            self.wait.add(admission.waited)
             self._adjust(now)
         else:
             self.processed["fail", status] += 1
@@ -225,18 +225,18 @@ class Limiter:
                 "API call has been processed",
                 name=self.name,
                 status=status,
-                processing=str(Duration(now - turn.began)),
-                waited=str(Duration(turn.waited)),
+                processing=str(Duration(now - admission.began)),
+                waited=str(Duration(admission.waited)),
             )
         self._wake_head()
 
-    def _admit(self, arrived: float, *, initial: bool = False) -> Turn:
+    def _admit(self, arrived: float, *, initial: bool = False) -> Admission:
         now = self._clock()
         self.in_flight += 1
         if not initial:
             self._slots += 1
             self.bucket.take(now)
-        return Turn(self, now, 0.0 if initial else now - arrived, initial=initial)
+        return Admission(self, now, 0.0 if initial else now - arrived, initial=initial)
 
     def _refused(self, refused: LimitExceeded) -> LimitExceeded:
         self.processed[refused.outcome, 429] += 1
@@ -244,7 +244,7 @@ class Limiter:
             self._log.warning("API call refused", name=self.name, outcome=refused.outcome, reason=refused)
         return refused
 
-    async def _wait_for_admission(self, arrived: float) -> Turn | LimitExceeded:
+    async def _wait_for_admission(self, arrived: float) -> Admission | LimitExceeded:
         """Wait in the queue until the request is admitted, or would exceed its maximum wait."""
         longest = self.parameters.max_wait_duration or math.inf
         earliest = arrived + self.parameters.min_wait_duration

@@ -244,7 +244,7 @@ class Limits:
 
         async def operate(request: Request) -> Response:
             try:
-                turn = await limiter.enter(request.disconnected)
+                admission = await limiter.enter(request.disconnected)
             except LimitExceeded as refused:
                 return answer(TOO_MANY, str(refused))
             status = 500
@@ -255,7 +255,7 @@ class Limits:
                 status = error.status
                 raise
             finally:
-                turn.done(status)
+                admission.done(status)
             return response
 
         return operate

@@ -23,8 +23,8 @@ from cells.api.wire import (
     READING,
     FrameworkError,
     answer,
-    framework_answer,
-    nowhere,
+    framework_response,
+    not_found_response,
     peer_of,
     plain,
 )
@@ -90,7 +90,7 @@ class Gate:
             self._daemon.fail(HiveError(NOT_STARTED))
             self._daemon = Promise()  # the server may be started again
 
-    def guarded(self, path: str, operation: Operation) -> Operation:
+    def gated(self, path: str, operation: Operation) -> Operation:
         """Wrap a route's operation with the gate if its path requires the daemon."""
         base, version, first = path.split("/")[:3]
         if (base, version) != ("", "v1") or first not in GATED:
@@ -229,13 +229,13 @@ def application(
 
     async def answered(request: Request, match: Match[Route]) -> Response:
         if match.found is None:
-            return nowhere(request, match.allowed)
+            return not_found_response(request, match.allowed)
         if request.too_large:
-            return framework_answer(413, 413, f"the request body is larger than {MAX_BODY} bytes")
+            return framework_response(413, 413, f"the request body is larger than {MAX_BODY} bytes")
         try:
             return await _operate(match.found, replace(request, match_info=match.info), may_change)
         except FrameworkError as error:
-            return framework_answer(error.status, error.code, error.message)
+            return framework_response(error.status, error.code, error.message)
         except Exception:  # a fault in an operation must not stop the API
             log.exception("API handler failed", method=request.method, path=request.path)
             return plain(500, INTERNAL_ERROR)
@@ -317,7 +317,7 @@ class Api:
         The gate is outermost, so that requests that wait for it occupy no slot of a limiter.
         """
         logged = replace(route, operation=audited(route, read, self._log))
-        return self._gate.guarded(route.path, self._limits.limited(logged))
+        return self._gate.gated(route.path, self._limits.limited(logged))
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -27,9 +27,9 @@ __all__ = [
     "answer",
     "decode",
     "empty",
-    "framework_answer",
+    "framework_response",
     "json_answer",
-    "nowhere",
+    "not_found_response",
     "parse_bool",
     "parse_cidr",
     "parse_int",
@@ -150,17 +150,17 @@ def peer_of(request: Request) -> tuple[int, int]:
     return pid, uid
 
 
-def framework_answer(status: int, code: int, message: str) -> Response:
+def framework_response(status: int, code: int, message: str) -> Response:
     """Return a FrameworkError as a response."""
     return answer(status, Problem(code=code, message=message))
 
 
-def nowhere(request: Request, allowed: frozenset[str]) -> Response:
+def not_found_response(request: Request, allowed: frozenset[str]) -> Response:
     """Return 404 for an unknown path, or 405 with the ``allowed`` methods of a known path."""
     if not allowed:
-        return framework_answer(404, 404, f"path {request.path} was not found")
+        return framework_response(404, 404, f"path {request.path} was not found")
     methods = ",".join(sorted(allowed))
     message = f"method {request.method} is not allowed, but [{methods}] are"
-    response = framework_answer(405, 405, message)
+    response = framework_response(405, 405, message)
     response.headers["Allow"] = methods
     return response

@@ -39,7 +39,6 @@ from lifecycle import (
     Settings,
     Table,
     Tables,
-    after,
     config,
     invoke,
     minutes,
@@ -370,16 +369,11 @@ def kernel() -> DirectRouteKernel:
     return KernelDirectRoutes()
 
 
-@after(DirectRoutes)
-def keep() -> None:
-    """The routes are maintained with or without users of this object."""
-
-
 cell = module(
     "direct-routes",
     "Routes to other nodes' pods",
     config(DirectRouteSettings),
     provide(DirectRoutes, direct_routing),
     provide_private(direct_routes, kernel),
-    invoke(keep),
+    invoke(DirectRoutes),
 )

@@ -78,7 +78,7 @@ EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
 INTERVAL: Final = minutes(1)
 
 
-def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
+def world_prefixes(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
     """The identity of the world, for each family in which the router has an address."""
     on = {Family.of(ip) for ip in routers}
     return {
@@ -96,7 +96,7 @@ def wanted(
     These are the router's addresses of enabled families and, in these families, the addresses of all devices,
     except those of loopback, link-local IPv6 ones, and excluded ones.
     """
-    world = worlds(routers)
+    world = world_prefixes(routers)
     found = {address.ip for device in devices for address in device.addresses} | set(routers)
     ours = [ip for ip in found if ip in routers or _counts(ip, world, excluded)]
     return world | {ip_network(ip): HOST for ip in sorted(ours, key=lambda ip: (-ip.version, int(ip)))}

@@ -26,7 +26,6 @@ from lifecycle import (
     ReadTable,
     Reconciler,
     Tables,
-    after,
     invoke,
     module,
     provide,
@@ -191,9 +190,9 @@ def node_ids(
     return table
 
 
-@after(ReadTable[IPAddress, NodeAddressID])
-def keep() -> None:
-    """Maintain the map even if no other cell depends on it."""
-
-
-cell = module("node-ids", "Node IDs of the other nodes", provide(node_ids, node_map), invoke(keep))
+cell = module(
+    "node-ids",
+    "Node IDs of the other nodes",
+    provide(node_ids, node_map),
+    invoke(ReadTable[IPAddress, NodeAddressID]),
+)

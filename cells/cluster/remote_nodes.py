@@ -38,7 +38,6 @@ from lifecycle import (
     Reconciler,
     Tables,
     Target,
-    after,
     invoke,
     minutes,
     module,
@@ -109,7 +108,7 @@ def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bo
 
 def claims_of(
     node: ClusterNode,
-    worlds: Mapping[Family, int],
+    world_ids: Mapping[Family, int],
     *,
     labelled: bool = False,
     by_cidr: bool = False,
@@ -118,7 +117,7 @@ def claims_of(
 ) -> Iterator[NodeClaim]:
     """The claims of another node: its addresses, and its pods' ranges with the lowest precedence.
 
-    ``worlds`` is the identity of the world, by enabled family. An unknown pod has it, too, but its packets
+    ``world_ids`` is the identity of the world, by enabled family. An unknown pod has it, too, but its packets
     are sent to its node. ``labelled``: the node's labels make its identity; ``by_cidr``: its address does, so
     that networks in policies select it. Packets to its pods are encrypted if it publishes a key;
     ``encrypted``: those to its addresses, too. All its addresses then have a tunnel endpoint, also with a
@@ -130,20 +129,20 @@ def claims_of(
     peer = reached if isinstance(reached, IPv4Address) else NO_TUNNEL_ENDPOINT
     found: dict[Prefix, NodeClaim] = {}
     for cidr in node.all_cidrs():
-        if Family.of(cidr) in worlds:
-            world = worlds[Family.of(cidr)]
+        if Family.of(cidr) in world_ids:
+            world = world_ids[Family.of(cidr)]
             found[str(cidr)] = NodeClaim(
                 str(cidr), node.full_name, world, Source.UNSPEC, peer, node.encryption_key
             )
     behind = [(ip, HEALTH) for ip in node.health] + [(ip, INGRESS) for ip in node.ingress]
     for ip, identity in behind:
-        if Family.of(ip) in worlds:
+        if Family.of(ip) in world_ids:
             prefix = prefix_of(ip)
             found[prefix] = NodeClaim(
                 prefix, node.full_name, identity, node.source, peer, node.encryption_key
             )
     for address in node.addresses:
-        if Family.of(address.ip) not in worlds:
+        if Family.of(address.ip) not in world_ids:
             continue
         prefix = prefix_of(address.ip)
         tunnelled = encrypted or firewalled or address.type == CILIUM_INTERNAL_IP
@@ -154,14 +153,14 @@ def claims_of(
     yield from found.values()
 
 
-def worlds_of(agent: AgentConfig) -> dict[Family, int]:
+def world_identities(agent: AgentConfig) -> dict[Family, int]:
     """The identity of the world by family: WORLD if one family is enabled."""
     if agent.ipv4 and agent.ipv6:
         return {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
     return {Family.IPV4 if agent.ipv4 else Family.IPV6: WORLD}
 
 
-class Contested(msgspec.Struct, frozen=True):
+class ContestedClaim(msgspec.Struct, frozen=True):
     """A claim, with the facts of this node that decide on it."""
 
     claim: NodeClaim
@@ -171,17 +170,17 @@ class Contested(msgspec.Struct, frozen=True):
     """Whether it has not opted out of encryption to nodes."""
 
     @property
-    def granted(self) -> NodeClaim:
+    def effective(self) -> NodeClaim:
         """The claim, without encryption key if this node does not encrypt to nodes."""
         if self.encrypts or not self.claim.encrypt_key:
             return self.claim
         return msgspec.structs.replace(self.claim, encrypt_key=0)
 
     @property
-    def stands(self) -> bool:
-        """Whether the prefix is outside of this node's ranges, as its pods cannot be claimed by others."""
+    def refused(self) -> bool:
+        """Whether another node claims a range within this node's own ranges."""
         inner = ip_network(self.claim.prefix)
-        return self.claim.source is not Source.UNSPEC or not any(
+        return self.claim.source is Source.UNSPEC and any(
             inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
             for outer in self.own
         )
@@ -199,10 +198,9 @@ def node_claims(
     labelled, by_cidr = peers.nodes_by_labels, peers.nodes_by_cidr
     encrypted = encryption is not None and encryption.nodes
     firewalled = firewall is not None and firewall.enabled
-    worlds = worlds_of(agent)
     claims = partial(
         claims_of,
-        worlds=worlds,
+        world_ids=world_identities(agent),
         labelled=labelled,
         by_cidr=by_cidr,
         encrypted=encrypted,
@@ -218,14 +216,14 @@ def node_claims(
     )
     contested = published.left_join(
         own,
-        lambda claim, node: Contested(claim, *(node or ((), False))),
+        lambda claim, node: ContestedClaim(claim, *(node or ((), False))),
         on=lambda _: (
             f"{agent.cluster_name}/{agent.node_name}"
         ),  # evaluated after the start: reads the host's name
         name="contested-prefixes",
     )
-    found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
-        lambda one: one.granted, name="remote-node-prefixes"
+    found = contested.filter(lambda one: not one.refused, name="uncontested-prefixes").map(
+        lambda one: one.effective, name="remote-node-prefixes"
     )
     tables.add(found)
     return found
@@ -316,15 +314,10 @@ class RemoteNodes:
         self._first.done()
 
 
-@after(RemoteNodes)
-def keep() -> None:
-    """Maintain the claims even if no other cell depends on them."""
-
-
 cell = module(
     "remote-nodes",
     "Other nodes in the ipcache",
     provide(RemoteNodes),
     provide_private(node_claims),
-    invoke(keep),
+    invoke(RemoteNodes),
 )

@@ -38,9 +38,9 @@ class AddTools(msgspec.Struct, frozen=True):
     attacher: Attacher
     pool: AttachPolicyPool
     log: Logger
-    turn: Callable[[], Awaitable[None]]
+    wait_for_turn: Callable[[], Awaitable[None]]
     """Waits for an iteration of the event loop with time for a call."""
-    settle: Callable[[], object]
+    finish_creating: Callable[[], object]
     """Finishes the ADD that waits for its link."""
 
 
@@ -124,11 +124,11 @@ class AddRequest(msgspec.Struct, eq=False):
                     "pod not added: the plugin disconnected", attachment=self.call.attachment_id
                 )
                 return
-            self.tools.settle()  # another ADD's link in creation must not look stale
+            self.tools.finish_creating()  # another ADD's link in creation must not look stale
             try:
                 with anyio.CancelScope(deadline=until if self.exhausted is not None else math.inf):
                     await self.before_retry()
-                await self.tools.turn()
+                await self.tools.wait_for_turn()
             except HiveError as error:
                 raise CniError(f"unable to create endpoint: {error}") from error
             if self.connection.disconnected():
@@ -183,7 +183,7 @@ class AddRequest(msgspec.Struct, eq=False):
             return
         try:
             await self.tools.attacher.identify(attachment)
-            await self.tools.turn()
+            await self.tools.wait_for_turn()
         except BaseException as error:
             if not isinstance(error, Exception):
                 await self._roll_back()

@@ -390,7 +390,7 @@ class Attacher:
         by Cilium's plugin; on the node, only one with our alias. Raises CniError if the link is in use or not
         ours.
         """
-        if await self._teardown.settled():
+        if await self._teardown.wait_deleted():
             return
         self.refuse_in_use(call.ifname, pod_netns.cookie)
         try:

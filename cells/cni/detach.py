@@ -103,7 +103,7 @@ class LinkTeardown:
         if self._pending:
             await self._any_done.wait()
 
-    async def settled(self) -> bool:
+    async def wait_deleted(self) -> bool:
         """Wait until all current deletions are done; return whether there were any."""
         waiting = list(self._pending)
         for one in waiting:
@@ -228,9 +228,9 @@ class Detacher:
         self._detach(endpoint)
         return True
 
-    async def settled(self) -> None:
+    async def wait_links_deleted(self) -> None:
         """Wait until the links in deletion no longer exist."""
-        await self._teardown.settled()
+        await self._teardown.wait_deleted()
 
     def detach_named(self, id_text: str) -> int:
         """Delete the endpoint of an id (``cni-attachment-id:<cid>:eth0``); return 1, or 0 if unknown."""
@@ -279,7 +279,7 @@ class Detacher:
         """
         return not chain_of(call.conf)
 
-    async def remove_stray(self, ifname: str, pod: PodNetlink, cookie: int) -> None:
+    async def delete_unknown_interface(self, ifname: str, pod: PodNetlink, cookie: int) -> None:
         """Delete an unknown interface, unless a live endpoint has it. Errors are logged."""
         for endpoint in self._endpoints.all():
             if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:

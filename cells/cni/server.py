@@ -172,11 +172,11 @@ class CniServer:
         self._open_pod = open_pod
         self._times = times or CallTimes()
         self._log = log
-        self._server = PacketServer(self._handle, log, uids=uids, settle=self._settle)
+        self._server = PacketServer(self._handle, log, uids=uids, finish_pending=self._finish_creating)
         self._tasks: TaskGroup | None = None
         self._queues: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
         """Queued calls, by container with a call in progress."""
-        self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
+        self._tools = AddTools(attacher, pool, log, self._server.wait_for_turn, self._finish_creating)
         self._creating: AddRequest | None = None
         """The ADD with a link in creation, while the event loop serves the previous ADD."""
         self._waiting: dict[str, AddRequest] = {}
@@ -305,8 +305,8 @@ class CniServer:
         pod_netns = PodNetns(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
         # The runtime never received this attachment, and its links may be incomplete: replace it.
         again = call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname)
-        settled = self._detacher.settled if again else None
-        request = AddRequest(self._tools, connection, call, pod_netns, before_retry=settled)
+        before_retry = self._detacher.wait_links_deleted if again else None
+        request = AddRequest(self._tools, connection, call, pod_netns, before_retry=before_retry)
         if again:
             self._log.info(
                 "repeating an ADD that a killed agent left unfinished", attachment=call.attachment_id
@@ -335,15 +335,15 @@ class CniServer:
         started = request.start_link()
         if started:
             self._creating = request
-        self._server.unsettled = started
+        self._server.pending = started
         if before is not None:
             self._finish_created(before)
         return started
 
-    def _settle(self) -> None:
+    def _finish_creating(self) -> None:
         """Finish the ADD with a link in creation, if any."""
         while (request := self._creating) is not None:
-            self._creating, self._server.unsettled = None, False
+            self._creating, self._server.pending = None, False
             request.await_link()
             self._finish_created(request)
 
@@ -376,14 +376,14 @@ class CniServer:
 
     async def _reply_when_deleted(self, connection: PluginConnection) -> None:
         """Reply once links and conntrack entries are deleted: then the plugin releases addresses."""
-        await self._detacher.settled()
+        await self._detacher.wait_links_deleted()
         connection.send(encode_reply(0, b""))
 
     async def _delete_stray(self, connection: PluginConnection, call: PluginCall) -> None:
         """Delete the interface of an unknown container."""
         netlink_fd = connection.fds[1]
         cookie = netns_cookie(netlink_fd)
-        await self._detacher.remove_stray(call.ifname, self._open_pod(netlink_fd), cookie)
+        await self._detacher.delete_unknown_interface(call.ifname, self._open_pod(netlink_fd), cookie)
         connection.send(encode_reply(0, b""))
 
     # CHECK, STATUS, GC

@@ -109,14 +109,14 @@ class PacketServer:
         log: Logger,
         *,
         uids: Collection[int] = (0,),
-        settle: Callable[[], object] = lambda: None,
+        finish_pending: Callable[[], object] = lambda: None,
     ) -> None:
-        """``settle`` is called when no other request waits, to finish work that ``handle`` left pending."""
+        """``finish_pending`` finishes work that ``handle`` left pending, when no other request waits."""
         self._handle = handle
         self._log = log
         self._uids = frozenset(uids)
-        self._settle = settle
-        self.unsettled = False
+        self._finish_pending = finish_pending
+        self.pending = False
         """Whether ``handle`` has left work pending; set by ``handle``."""
         self.others = False
         """Whether other connections wait while one is handled."""
@@ -149,7 +149,7 @@ class PacketServer:
             self._accept_timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        self._settle()
+        self._finish_pending()
         if self._next is not None:
             self._next.close()
             self._next = None
@@ -160,7 +160,7 @@ class PacketServer:
         while self._has_turn():
             connected, self._next = self._next or self._accept_one(), None
             if connected is None:
-                self._settle()
+                self._finish_pending()
                 return
             self._next = self._accept_one()
             self.others = self._next is not None or bool(self.silent)
@@ -185,7 +185,7 @@ class PacketServer:
 
     def _schedule_pump(self) -> None:
         """Continue in the next iteration of the loop, if work is pending that no event signals."""
-        if not self._pumping and (self.unsettled or self._next is not None):
+        if not self._pumping and (self.pending or self._next is not None):
             self._pumping = True
             self._loop.call_soon(self._pump)
 
@@ -207,7 +207,7 @@ class PacketServer:
         self._accept_timer = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Wait for an iteration of the loop with time for a call; one event may have resumed many calls."""
         while not self._has_turn():
             await self._turn_over.wait()

@@ -372,7 +372,7 @@ class Datapath:
         if self._dispatchers is not None and self._dispatchers.stale:
             self._attach_everywhere()
             self._dispatchers.pin_all(self._pins)
-        await self._maps.settle()
+        await self._maps.remove_retired()
         self._log.info("datapath loaded", generation=self.generation, build=self.build)
 
     async def _stop(self) -> None:

@@ -172,7 +172,7 @@ def maglev_size(tables: Iterable[Map]) -> int:
 
 
 def unused_features(tables: Iterable[Map]) -> int:
-    """Return WITHOUT_* flags of features with stand-in maps, so that the verifier skips their code.
+    """Return WITHOUT_* flags of features with placeholder maps, so that the verifier skips their code.
 
     The host policy covers the node's IPv6, too: it needs the IPv6 conntrack maps.
     """

@@ -61,7 +61,7 @@ class EndpointChanges:
         """
         if labels is not None and with_pod_labels(endpoint, labels, self._filter) != labels_of(endpoint):
             return True
-        return not self._identities.stands_for(endpoint.identity, endpoint.labels)
+        return not self._identities.is_current(endpoint.identity, endpoint.labels)
 
     async def apply_pod_labels(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
         """Apply the labels of the endpoint's pod; custom labels stay.
@@ -134,7 +134,7 @@ class PolicyEnforcement:
         the traffic that a mode allows is unknown.
         """
         policies = self._policies
-        waiting = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
+        waiting = sum(policies.keeps_restored_policy(endpoint.id) for endpoint in self._endpoints.all())
         if wanted.enforcement is self.now.enforcement or not waiting:
             return ""
         return (

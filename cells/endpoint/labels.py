@@ -141,7 +141,7 @@ class Relabel:
         before = self._registry.get(endpoint_id)
         if before is None or (
             labels_of(before) == wanted(before)
-            and self._identities.stands_for(before.identity, before.labels)
+            and self._identities.is_current(before.identity, before.labels)
         ):
             return False
         resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, model.RELABELLED)

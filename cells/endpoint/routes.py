@@ -179,7 +179,7 @@ class EndpointRouteKeeper:
 
     async def _start(self) -> None:
         if self._enabled and self._ipv4:
-            self._sysctls.keep(FORWARDING)
+            self._sysctls.enforce(FORWARDING)
         self._reconciler.trigger()
 
     async def _hints(self) -> AsyncIterator[None]:

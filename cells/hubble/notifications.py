@@ -133,7 +133,7 @@ def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iter
         if row is None:
             yield SERVICE_DELETED, ServiceDeleted(id=change.old.id if change.old is not None else 0)
             continue
-        frontend = row.shown
+        frontend = row.in_maps
         address = frontend.key.address
         yield (
             SERVICE_UPSERTED,

@@ -184,13 +184,13 @@ class KubernetesAPI:
 
         Writers call it first, so they continue as soon as a server is back.
         """
-        await self.client.reach.pause()
+        await self.client.reachability.pause()
 
     async def wait_lost(self) -> None:
         """Wait until a request gets no answer."""
-        await self.client.reach.wait_lost()
+        await self.client.reachability.wait_lost()
 
-    async def keep(
+    async def create_or_update(
         self,
         kind: Kind[Any],
         wanted: Mapping[str, Any],
@@ -277,7 +277,7 @@ class KubernetesAPI:
                 self._version = str(msgspec.json.decode(body, type=Version))
             except (KubernetesError, ValueError) as error:  # msgspec's errors are ValueErrors
                 self._log.warning("the API server does not report its version", error=str(error))
-                await self.client.reach.pause(VERSION_RETRY)
+                await self.client.reachability.pause(VERSION_RETRY)
 
     async def _heartbeat(self) -> None:
         """Probe the server if it has been silent for too long."""

@@ -155,7 +155,7 @@ class Reflector(Generic[T]):
         try:
             await self._client.page(self._kind, query, self._namespace)
         except ApiError as error:
-            if not error.from_the_future:
+            if not error.resource_version_too_large:
                 raise
             self._version = ""
 
@@ -194,7 +194,7 @@ class Reflector(Generic[T]):
         if isinstance(error, ApiError) and error.retry_after is not None:
             after = min(error.retry_after, MAX_RETRY_AFTER) * (1 + random.random() / 4)  # noqa: S311
             pause = max(pause if self._consecutive_refusals > 1 else 0.0, after)
-        await self._client.reach.pause(pause)
+        await self._client.reachability.pause(pause)
 
     # ---- lists
 

@@ -1,7 +1,7 @@
 """Migration of a pinned map to another size or layout, without losing entries.
 
 The loaded programs use the old map, and may write to it, until they are replaced. So it stays pinned beside
-the new one as ``<name>_former_<id>`` until :meth:`RetiredMap.settle` has copied its late entries. The pin of
+the new one as ``<name>_former_<id>`` until :meth:`RetiredMap.finish` has copied its late entries. The pin of
 the new map replaces the old one atomically: wherever an agent is killed, the loaded programs keep forwarding,
 and the next start can retry.
 """
@@ -116,7 +116,7 @@ class RetiredMap:
             with map_by_id(current.id, self.name, writable=True) as own:  # its buffers are this thread's
                 return sum(_merge(own, key, value) for key, value in retired.items())
 
-    def settle(self, current: Map) -> int:
+    def finish(self, current: Map) -> int:
         """Copy late entries once no program uses the map, and unpin it; return their number."""
         taken = self.catch_up(current)
         self.remove()

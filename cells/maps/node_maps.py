@@ -1,8 +1,8 @@
 """The node's maps: opened at their pins, or created.
 
 Every program refers to every map, and a preallocated map takes tens of megabytes. So a map that no cell uses
-is replaced by a stand-in: an empty map of one entry, pinned beside the programs, where no tool takes it for
-the map.
+is replaced by a placeholder: an empty map of one entry, pinned beside the programs, where no tool takes it
+for the map.
 """
 
 import errno
@@ -25,7 +25,7 @@ from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, NAT, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
-__all__ = ["Maps", "PreparedMaps", "node_specs", "stand_in_spec"]
+__all__ = ["Maps", "PreparedMaps", "node_specs", "placeholder_spec"]
 
 
 _SIZE_OPTIONS = {
@@ -195,7 +195,7 @@ class Maps:
     created: frozenset[str]
     """Names of the maps that this start created. Programs loaded earlier use other maps: reload them."""
     unused: frozenset[str] = frozenset()
-    """Names of maps that no cell uses: their attributes are stand-ins."""
+    """Names of maps that no cell uses: their attributes are placeholders."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Maps:
         self._families = {0} | ({4} if agent.ipv4 else set()) | ({6} if agent.ipv6 else set())
         self._used = {each for each in ALWAYS if family_of(each) in self._families}
         self._directory = agent.globals_dir
-        self._stand_ins = agent.programs_dir / "unused"
+        self._placeholders = agent.programs_dir / "unused"
         self._log = log
         self._open: list[Map] = []
         lifecycle.append(Hook("open the maps", self._start, self._stop))
@@ -263,11 +263,11 @@ class Maps:
         return self._directory
 
     def all(self) -> tuple[Map, ...]:
-        """All open maps, with the stand-ins: programs are loaded with these."""
+        """All open maps, with the placeholders: programs are loaded with these."""
         return tuple(self._open)
 
     def used(self) -> tuple[Map, ...]:
-        """The open maps without the stand-ins."""
+        """The open maps without the placeholders."""
         return self._of_these(*self._open)
 
     def pins(self) -> dict[Path, Map]:
@@ -275,7 +275,7 @@ class Maps:
         return {self._place(table.spec.name) / table.spec.name: table for table in self._open}
 
     def _place(self, name: str) -> Path:
-        return self._stand_ins if name in self.unused else self._directory
+        return self._placeholders if name in self.unused else self._directory
 
     async def _start(self) -> None:
         settings = self._settings
@@ -297,8 +297,8 @@ class Maps:
     def _open_all(self) -> None:
         specs = node_specs(self._settings)
         self.unused = frozenset(spec.name for each, spec in specs.items() if each not in self._used)
-        self._stand_ins.mkdir(mode=0o755, parents=True, exist_ok=True)
-        for directory in (self._directory, self._stand_ins):
+        self._placeholders.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for directory in (self._directory, self._placeholders):
             unpin_unfinished(directory, (spec.name for spec in specs.values()))
         created = set()
         create = create_map if self._prepared is None else self._prepared.create
@@ -308,7 +308,7 @@ class Maps:
                 if is_new:
                     created.add(spec.name)
             else:
-                table = stand_in(spec, self._stand_ins, create)
+                table = open_placeholder(spec, self._placeholders, create)
             self._open.append(table)
             setattr(self, attribute, table)
         if self._prepared is not None:
@@ -326,25 +326,25 @@ class Maps:
         """Copy entries that current programs wrote to replaced maps since the maps were copied.
 
         Call it in the thread that replaces the programs, right before: connections that begin between this
-        call and :meth:`settle` are unknown to the new programs until settle().
+        call and :meth:`remove_retired` are unknown to the new programs until remove_retired().
         """
         for retired, current in self._retired():
             retired.catch_up(current)
 
-    async def settle(self) -> None:
+    async def remove_retired(self) -> None:
         """Remove replaced and unused maps, once no program uses them."""
-        await to_thread.run_sync(self._settle)
+        await to_thread.run_sync(self._remove_retired)
 
-    def _settle(self) -> None:
+    def _remove_retired(self) -> None:
         for retired, current in self._retired():
-            taken = retired.settle(current)
+            taken = retired.finish(current)
             self._log.info("retired map released", map=retired.name, entries_taken_over=taken)
         for retired in retired_maps(self._directory):
             if retired.name in self.unused:
                 retired.remove()
         for table in self._open:
             name = table.spec.name
-            other = self._directory if name in self.unused else self._stand_ins
+            other = self._directory if name in self.unused else self._placeholders
             if unpin(other / name) and name in self.unused:
                 self._log.info("map removed: nothing uses it any more", map=name)
 
@@ -397,12 +397,12 @@ def open_or_create(
     return table, True
 
 
-def stand_in(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = create_map) -> Map:
+def open_placeholder(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = create_map) -> Map:
     """An empty map of one entry in place of a map that no cell uses, pinned in ``directory``.
 
     It is the same at every start, so programs need no reload. Raises HiveError, one line.
     """
-    small = stand_in_spec(spec)
+    small = placeholder_spec(spec)
     path = directory / spec.name
     try:
         table = _open_pinned(path)
@@ -418,8 +418,8 @@ def stand_in(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = 
     return table
 
 
-def stand_in_spec(spec: MapSpec) -> MapSpec:
-    """The attributes of a map's stand-in."""
+def placeholder_spec(spec: MapSpec) -> MapSpec:
+    """The attributes of a map's placeholder."""
     return replace(spec, max_entries=1)
 
 

@@ -27,9 +27,9 @@ from cells.maps.node_maps import Maps
 from cells.maps.records.flows import DEVICE_PROXIES, DeviceConfig
 from cells.masquerade.devices import (
     DeviceTarget,
-    Families,
     MasqueradeSettings,
     NativeDevice,
+    ProgramNeeds,
     native_devices,
     native_networks,
 )
@@ -105,7 +105,7 @@ class MasqueradedPods:
     def forward(self) -> None:
         """Enable IPv4 forwarding if IPv4 is masqueraded; the router enables IPv6. Raises HiveError."""
         if self.ipv4:
-            self._sysctls.keep({"net/ipv4/ip_forward": "1"})
+            self._sysctls.enforce({"net/ipv4/ip_forward": "1"})
 
 
 class ProgramUses:
@@ -150,17 +150,17 @@ class ProxySenders:
         self._maps = maps
         self.tables = [table for table in (redirects, proxies) if table is not None]
         """Redirects and DNS proxies that do."""
-        self._seen = False
+        self._found = False
 
     def restore(self) -> None:
         """Read from hive_devices whether one did while an earlier agent ran."""
         rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
-        self._seen |= any(row.flags & DEVICE_PROXIES for row in rows)
+        self._found |= any(row.flags & DEVICE_PROXIES for row in rows)
 
-    def seen(self) -> bool:
+    def since_boot(self) -> bool:
         """Return whether one does, or did since the node booted: its connections may still exist."""
-        self._seen |= any(map(len, self.tables))
-        return self._seen
+        self._found |= any(map(len, self.tables))
+        return self._found
 
 
 def device_target(maps: Maps, datapath: Datapath, log: Logger) -> DeviceTarget:
@@ -235,11 +235,11 @@ class Masquerade:
         *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
         del addresses, senders  # read from their tables; the call only reports a change
-        proxied = self._senders.seen()
+        proxied = self._senders.since_boot()
         if not self._ready:
             return {}
         uses = self._uses
-        families = Families(
+        needs = ProgramNeeds(
             *(self._pods.ranges(), self._pods.ipv4, self._pods.ipv6),
             tunnelled=uses.tunnelled,
             serves_outside=uses.serves_outside,
@@ -248,7 +248,7 @@ class Masquerade:
             proxied=proxied,
             encrypted=uses.encrypted,
         )
-        return native_devices(devices, self._settings, families, list(self._own.all().values()))
+        return native_devices(devices, self._settings, needs, list(self._own.all().values()))
 
     async def _start(self) -> None:
         """Attach to all devices. A device that fails does not fail the start: it is retried."""

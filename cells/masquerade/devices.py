@@ -92,7 +92,7 @@ class NativeDevice(msgspec.Struct, frozen=True):
     config: DeviceConfig
 
 
-class Families(msgspec.Struct, frozen=True):
+class ProgramNeeds(msgspec.Struct, frozen=True):
     """Which families are masqueraded, this node's pod CIDRs, and other features that need programs."""
 
     ranges: Collection[IPNetwork]
@@ -113,7 +113,7 @@ class Families(msgspec.Struct, frozen=True):
     """Whether WireGuard encrypts pods' packets; decrypted ones arrive at its devices."""
 
     @property
-    def everywhere(self) -> bool:
+    def on_all_devices(self) -> bool:
         """Whether all devices need programs, even without masquerading."""
         return self.serves_outside or bool(self.announces) or self.proxied or self.encrypted
 
@@ -121,26 +121,26 @@ class Families(msgspec.Struct, frozen=True):
 def native_devices(
     devices: Iterable[Device],
     settings: MasqueradeSettings,
-    families: Families,
+    needs: ProgramNeeds,
     node_ips: Sequence[IPAddress],
 ) -> dict[int, NativeDevice]:
     """Return the devices that need programs, by index."""
-    if not (families.ipv4 or families.ipv6 or families.everywhere):
+    if not (needs.ipv4 or needs.ipv6 or needs.on_all_devices):
         return {}
     devices = list(devices)
     native = native_uplinks(devices)
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
-    native4, native6 = native_networks(settings, families.ranges)
-    decrypting = [each for each in devices if families.encrypted and each.name in WIREGUARD_LINKS and each.up]
-    flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
-    flags |= DEVICE_PROXIES * families.proxied
+    native4, native6 = native_networks(settings, needs.ranges)
+    decrypting = [each for each in devices if needs.encrypted and each.name in WIREGUARD_LINKS and each.up]
+    flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * needs.tunnelled
+    flags |= DEVICE_PROXIES * needs.proxied
     found: dict[int, NativeDevice] = {}
     for device in (*native, *decrypting):
         interfaces = settings.egress_masquerade_interfaces
         masquerades = device.name not in WIREGUARD_LINKS and (
             not interfaces or any(matches(each, device.name) for each in interfaces)
         )
-        if not (masquerades or families.everywhere):
+        if not (masquerades or needs.on_all_devices):
             continue
         ipv4, ipv6 = (
             _routable(
@@ -150,7 +150,7 @@ def native_devices(
             )
             if enabled and masquerades
             else None
-            for version, enabled in ((4, families.ipv4), (6, families.ipv6))
+            for version, enabled in ((4, needs.ipv4), (6, needs.ipv6))
         )
         config_of_device = DeviceConfig(
             device.mac if device.has_ethernet else bytes(MAC_LENGTH),
@@ -161,8 +161,8 @@ def native_devices(
             flags
             | DEVICE_MASQUERADE_IPV4 * (ipv4 is not None)
             | DEVICE_MASQUERADE_IPV6 * (ipv6 is not None)
-            | DEVICE_XDP * (families.accelerated and device.has_ethernet),
-            families.announces,
+            | DEVICE_XDP * (needs.accelerated and device.has_ethernet),
+            needs.announces,
         )
         found[device.ifindex] = NativeDevice(device.ifindex, device.name, config_of_device)
     return found

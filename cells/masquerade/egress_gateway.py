@@ -284,7 +284,7 @@ class EgressGateways:
         """Set rp_filter of these devices to loose mode, to accept replies. Raises HiveError."""
         self._sysctls.release(_rp_filter_of(each) for each in self._loose_devices - devices)
         self._loose_devices = devices
-        self._sysctls.keep({_rp_filter_of(each): "2" for each in sorted(devices)})
+        self._sysctls.enforce({_rp_filter_of(each): "2" for each in sorted(devices)})
 
 
 def egress_gateway_features(use: EgressGatewayUse) -> Member[Collector]:

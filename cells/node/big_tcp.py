@@ -206,10 +206,10 @@ class BigTcp:
 def big_tcp_features(big_tcp: BigTcp) -> Member[Collector]:
     """Return the collector of the families with BIG TCP."""
 
-    def which() -> str:
+    def enabled_families() -> str:
         return _NAMES[sum(1 << place for place, family in enumerate(Family) if family in big_tcp.enabled)]
 
-    return features("big-tcp-features", lambda: {"adv_connect_and_lb_big_tcp_enabled": which()})
+    return features("big-tcp-features", lambda: {"adv_connect_and_lb_big_tcp_enabled": enabled_families()})
 
 
 cell = module(

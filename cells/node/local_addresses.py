@@ -108,7 +108,7 @@ class LocalAddresses:
         elif known.row is not None and known.endpoint == endpoint_id:
             self._remove(LocalAddress(ip, known.host))
 
-    def keep(self, ips: Iterable[IPAddress]) -> None:
+    def adopt(self, ips: Iterable[IPAddress]) -> None:
         """Claim addresses for the endpoints of their entries in the map, without writing it.
 
         The node's entries are skipped, as are addresses without an entry.

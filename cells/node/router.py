@@ -100,7 +100,7 @@ OWNER = "router"
 class RestoredPods(Protocol):
     """Pods of the previous run; their hook has claimed their addresses."""
 
-    def strays(self) -> list[IPAddress]:
+    def addresses_outside_pod_cidrs(self) -> list[IPAddress]:
         """Return their addresses outside this node's ranges that have no route of their own."""
         ...
 
@@ -241,11 +241,11 @@ class RouterSysctls:
 
     def write(self) -> None:
         """Write all settings; a recreated pair has lost its own."""
-        self._sysctls.keep(router_settings())
+        self._sysctls.enforce(router_settings())
         if self._ipv6:
             others = [each.name for each in self._devices.all() if each.name not in (HOST, NET, LOOPBACK)]
             self._sysctls.write(accept_ra_settings(others, self._sysctls.read))
-            self._sysctls.keep(router_settings6())
+            self._sysctls.enforce(router_settings6())
 
 
 def router_kernel(links: HostLinks, datapath: Datapath, sysctls: RouterSysctls, log: Logger) -> RouterKernel:
@@ -380,7 +380,7 @@ class Router:
             return {}
         routers = {each.ip: each.alloc_range for each in self._addressing.values()}
         others = [each.network for each in self._ranges.all()]
-        return router_objects(routers, self._restored.strays(), self._mtu(), others)
+        return router_objects(routers, self._restored.addresses_outside_pod_cidrs(), self._mtu(), others)
 
     async def _start(self) -> None:
         self._addressing = self._addresses.claim()

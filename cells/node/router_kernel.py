@@ -192,14 +192,14 @@ ORDER = (DeviceObject, NodeObject, ProgramsObject, AddressObject, RouteObject)
 
 def router_objects(
     routers: Mapping[IPAddress, IPNetwork | None],
-    strays: Iterable[IPAddress],
+    outside_pods: Iterable[IPAddress],
     mtu: int,
     secondary_networks: Iterable[IPNetwork] = (),
 ) -> dict[str, RouterObject]:
     """Return all objects by key: addresses of the router, and routes to the pods behind it.
 
-    ``routers`` maps each address to the primary network of its pods, if there is one. ``strays`` are pods
-    outside of it, with a route each; ``secondary_networks`` are further networks of pods.
+    ``routers`` maps each address to the primary network of its pods, if there is one. ``outside_pods`` are
+    pods outside of it, with a route each; ``secondary_networks`` are further networks of pods.
     """
     gateways = {ip.version: ip for ip in routers}
     networks = dict(routers.items())
@@ -212,9 +212,9 @@ def router_objects(
     for network in secondary_networks:
         if network.version in gateways and network not in networks.values():
             found += routes(gateways[network.version], network)
-    for stray in strays:
-        if stray.version in gateways:
-            found += routes(gateways[stray.version], ip_network(stray))
+    for outside in outside_pods:
+        if outside.version in gateways:
+            found += routes(gateways[outside.version], ip_network(outside))
     return {each.key: each for each in found}
 
 

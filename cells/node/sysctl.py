@@ -156,7 +156,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
         """Return the current value, or None if the setting does not exist."""
         return self._files.read(name)
 
-    def keep(self, settings: Mapping[str, str]) -> None:
+    def enforce(self, settings: Mapping[str, str]) -> None:
         """Register settings, and write those that differ, in this order.
 
         Raises HiveError for the first one that cannot be written.

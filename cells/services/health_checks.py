@@ -193,7 +193,7 @@ def _port_of(served: ServedFrontend) -> int:
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
     """Return the response of the service with the lowest ID, if several have the port."""
     ordered = sorted(served, key=lambda one: one.id)
-    return HealthPort(port, health_answers(one.shown for one in ordered)[port])
+    return HealthPort(port, health_answers(one.in_maps for one in ordered)[port])
 
 
 # The port for the health of the agent, as in kube-proxy: ``/healthz`` with two times.

@@ -13,7 +13,7 @@ from cells.tunnel.kernel import TunnelKernel, TunnelMaps, TunnelNetwork
 from cells.tunnel.remote import RemoteNetworks, TunnelEndpoints
 from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel, tunnel_features
 from cells.tunnel.tunnel import Tunnel, TunnelRequirements, WantedTunnel
-from lifecycle import after, config, invoke, module, provide, provide_private
+from lifecycle import config, invoke, module, provide, provide_private
 
 __all__ = ["cell"]
 
@@ -23,11 +23,6 @@ def tunnel_endpoints(maps: Maps, settings: TunnelSettings) -> TunnelEndpoints:
     if settings.tunnelled:
         maps.use("tunnels")
     return MapTarget(lambda: (maps.tunnels,), record(TunnelKey), record(TunnelValue), lambda row: row)
-
-
-@after(Tunnel, RemoteNetworks)
-def keep() -> None:
-    """Start both: no other cell depends on them."""
 
 
 cell = module(
@@ -46,5 +41,5 @@ cell = module(
         tunnel_endpoints,
     ),
     provide_private(TunnelKernel, TunnelRequirements, WantedTunnel),
-    invoke(keep),
+    invoke(Tunnel, RemoteNetworks),
 )

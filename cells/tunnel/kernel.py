@@ -311,7 +311,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         return sysctls_set and self._programs.serves_tunnel(ifindex)
 
     def _attach(self, ifindex: int) -> None:
-        self._sysctls.keep(sysctls(self._name))
+        self._sysctls.enforce(sysctls(self._name))
         self._programs.attach_tunnel(ifindex)
 
     async def _link(self, name: str) -> FoundOverlay:

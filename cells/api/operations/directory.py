@@ -58,7 +58,7 @@ class AgentServices:
         if service is not None and is_headless(service):
             return list(self._headless(service, client))
         wanted = ServiceName(namespace, short)
-        rows = [row.shown for row in self._served.all() if row.frontend.service == wanted]
+        rows = [row.in_maps for row in self._served.all() if row.frontend.service == wanted]
         found = self._seen(rows, client)
         found = [one for one in found if not one.key.address.is_wildcard]
         if not found:
@@ -69,7 +69,7 @@ class AgentServices:
 
     def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
         """Return the ports served at an address; with socket LB, also those of any node's address."""
-        rows = [row.shown for row in self._served.all()]
+        rows = [row.in_maps for row in self._served.all()]
         exact = [one for one in rows if one.key.address.ip == address]
         found = self._seen(exact, client)
         if self._sockets is not None and self._sockets.enabled and not client.is_outside:

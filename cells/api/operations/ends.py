@@ -35,10 +35,10 @@ from lifecycle import ReadTable, Table
 SOMEWHERE = "its node"
 
 
-class KnownPods(msgspec.Struct, frozen=True):
+class PodsOfIdentity(msgspec.Struct, frozen=True):
     """Pods of one identity (or a reserved identity), for the policy matrix."""
 
-    ask: str
+    query: str
     """Name in requests: a pod of this node, a reserved identity, or a numeric identity."""
     end: End
     """Has no key, so that policies also apply to traffic between two of these pods."""
@@ -342,15 +342,15 @@ class AgentEnds:
             raise UnanswerableError(f"there are no pods of namespace {namespace} on this node")
         return found
 
-    def reserved_ends(self) -> list[KnownPods]:
+    def reserved_ends(self) -> list[PodsOfIdentity]:
         """Return the sources and destinations other than pods."""
         return [
-            KnownPods(name, end, "", tuple(self._labels(end.identity)), ())
+            PodsOfIdentity(name, end, "", tuple(self._labels(end.identity)), ())
             for name in RESERVED_ENDS
             if (end := self.reserved(name)) is not None
         ]
 
-    def known_pods(self) -> list[KnownPods]:
+    def known_pods(self) -> list[PodsOfIdentity]:
         """Return all pods by identity, this node's first; also by CIDR if CIDR rules select pods."""
         here: dict[tuple[int, Networks], list[Endpoint]] = {}
         for one in self._endpoints.all():
@@ -362,7 +362,7 @@ class AgentEnds:
             first, names = min(pods, key=lambda one: one.pod), tuple(sorted(one.pod for one in pods))
             end = self._local(first)._replace(key="")
             found.append(
-                KnownPods(f"pod/{first.pod}", end, first.pod_namespace, self._labels(identity), names)
+                PodsOfIdentity(f"pod/{first.pod}", end, first.pod_namespace, self._labels(identity), names)
             )
         local = {identity for identity, _ in here}
         elsewhere = self._remote_pods() if self._near.selects_pods else {}
@@ -373,8 +373,8 @@ class AgentEnds:
             namespace = whole.labels.value("k8s", POD_NAMESPACE) or ""
             for ask, end in elsewhere.get(row.id, [(str(row.id), whole)]):
                 if (row.id, _numbers(end.around)) not in here:
-                    found.append(KnownPods(ask, end, namespace, tuple(row.labels), ()))
-        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.ask))
+                    found.append(PodsOfIdentity(ask, end, namespace, tuple(row.labels), ()))
+        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.query))
 
     def _remote_pods(self) -> dict[int, list[tuple[str, End]]]:
         """Return one pod of another node for each identity, and each CIDR around its addresses."""

@@ -20,7 +20,7 @@ from cells.api.models.hive import (
 )
 from cells.api.operations import ApiPart, Route
 from cells.api.operations.directory import AgentDirectory
-from cells.api.operations.ends import KnownPods
+from cells.api.operations.ends import PodsOfIdentity
 from cells.api.wire import answer, read_body
 from cells.base.addresses import IPAddress
 from cells.base.labels import CIDR
@@ -92,7 +92,7 @@ class ExplainOperations:
             for (at, source), (to, destination) in product(enumerate(sources), enumerate(destinations)):
                 if source.end.policy is None and destination.end.policy is None:
                     continue
-                found = self.explain(source.end, destination.ask, [Target(destination.end)])
+                found = self.explain(source.end, destination.query, [Target(destination.end)])
                 cells.append(
                     MatrixCell(source=at, destination=to, verdict=found.verdict, headline=found.headline)
                 )
@@ -170,8 +170,8 @@ class ExplainOperations:
 
 
 def _chosen(
-    known: Sequence[KnownPods], reserved: Sequence[KnownPods], namespace: str, most: int
-) -> tuple[list[KnownPods], int]:
+    known: Sequence[PodsOfIdentity], reserved: Sequence[PodsOfIdentity], namespace: str, most: int
+) -> tuple[list[PodsOfIdentity], int]:
     """Return reserved ends, at most ``most`` ends of the namespace (empty: all), and the number omitted."""
     matching = [one for one in known if namespace in ("", one.namespace)]
     if namespace and not matching:
@@ -179,9 +179,9 @@ def _chosen(
     return [*reserved, *matching[:most]], max(0, len(matching) - most)
 
 
-def _matrix_end(one: KnownPods) -> MatrixEnd:
+def _matrix_end(one: PodsOfIdentity) -> MatrixEnd:
     return MatrixEnd(
-        ask=one.ask,
+        ask=one.query,
         identity=one.end.identity,
         namespace=one.namespace,
         labels=one.labels,

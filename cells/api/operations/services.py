@@ -192,7 +192,7 @@ def _number(request: Request) -> int:
 
 def service_model(served: ServedFrontend) -> ServiceModel:
     """Return the model of a frontend."""
-    frontend = served.shown
+    frontend = served.in_maps
     spec = ServiceSpecModel(
         id=served.id,
         frontend_address=FrontendAddress(

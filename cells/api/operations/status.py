@@ -208,7 +208,7 @@ def uncontrolled(module: HealthStatus) -> ControllerStatus:
     counts = ControllerCounts(
         consecutive_failure_count=1,
         failure_count=1,
-        last_failure_msg=trouble(module),
+        last_failure_msg=degraded_message(module),
         last_failure_timestamp=rfc3339(module.since),
         last_success_timestamp=NEVER,
     )
@@ -220,12 +220,12 @@ def module_health(module: HealthStatus) -> wire.ModuleHealth:
     return wire.ModuleHealth(
         module_id=module.module,
         level=LEVELS[module.level],
-        message=trouble(module),
+        message=degraded_message(module),
         last_updated=rfc3339(module.since),
     )
 
 
-def trouble(module: HealthStatus) -> str:
+def degraded_message(module: HealthStatus) -> str:
     """Return the message of a degraded module, with its error unless the message contains it."""
     if not module.error or module.error.partition(": ")[2] in module.message:
         return module.message or module.error or ""
@@ -255,7 +255,7 @@ def cni_file(status: AgentStatus) -> wire.Status:
     if status.cni_config is None:
         return DISABLED
     if status.cni_config.level == "degraded":
-        return wire.Status(state="Failure", msg=trouble(status.cni_config))
+        return wire.Status(state="Failure", msg=degraded_message(status.cni_config))
     return wire.Status(state="Ok", msg=status.cni_config.message)
 
 

@@ -106,7 +106,7 @@ class IdentityMirror:
         await self._other_table.wait_initialized()
         conflicts = 0
         for number, labels in self._identities.in_use().items():
-            if not self._identities.stands_for(number, labels):
+            if not self._identities.is_current(number, labels):
                 continue
             if self._other.labels_of(number) in (None, labels):
                 await self._other.ensure(number, labels)

@@ -144,7 +144,7 @@ class GlobalAllocator(ABC):
         """Do not allocate the number to new labels."""
         self._held.add(number)
 
-    def unhold(self, number: int) -> None:
+    def release_hold(self, number: int) -> None:
         """Undo hold()."""
         self._held.discard(number)
 

@@ -312,7 +312,7 @@ class KVStoreIdentityWatch:
         """Create missing master keys in a store that may have been replaced. Raises StoreError."""
         await self._shared.wait_initialized()
         for number, labels in self._identities.in_use().items():
-            if self._identities.stands_for(number, labels):
+            if self._identities.is_current(number, labels):
                 await self._allocator.restore(number, labels)
 
     def _apply(self, name: str, row: SharedIdentity | None) -> None:

@@ -75,7 +75,7 @@ class IdentityAllocator(Protocol):
         """Do not allocate the number: this node may still refer to it with its old labels."""
         ...
 
-    def unhold(self, number: int) -> None:
+    def release_hold(self, number: int) -> None:
         """Undo hold()."""
         ...
 
@@ -143,7 +143,7 @@ class NodeAllocator:
         if number not in self._taken:
             self._held.add(number)
 
-    def unhold(self, number: int) -> None:
+    def release_hold(self, number: int) -> None:
         """Free the number."""
         self._held.discard(number)
 
@@ -306,7 +306,7 @@ class Identities:
         """Remove a cluster identity; users on this node keep it."""
         if number in self._cluster:
             self._cluster.discard(number)
-            self._allocators[Scope.CLUSTER].unhold(number)
+            self._allocators[Scope.CLUSTER].release_hold(number)
             if not self._references[number]:
                 del self._references[number]
                 self._drop(number)
@@ -316,7 +316,7 @@ class Identities:
         if (known := self.table.get(number)) is not None and not known.superseded:
             self._put(msgspec.structs.replace(known, superseded=True))
 
-    def stands_for(self, number: int, labels: Labels) -> bool:
+    def is_current(self, number: int, labels: Labels) -> bool:
         """Return whether the number still has these labels."""
         known = self.table.get(number)
         return known is not None and known.labels == labels and not known.superseded
@@ -335,10 +335,10 @@ class Identities:
         if (allocator := self._allocators.get(scope_of(number))) is not None:
             allocator.hold(number)
 
-    def unhold(self, number: int) -> None:
+    def release_hold(self, number: int) -> None:
         """Undo :meth:`hold`."""
         if (allocator := self._allocators.get(scope_of(number))) is not None:
-            allocator.unhold(number)
+            allocator.release_hold(number)
 
     def references(self, number: int) -> int:
         """Return the number of references to the identity."""

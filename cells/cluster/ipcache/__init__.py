@@ -114,7 +114,7 @@ class Ipcache:
             claims = tuple(keyed(claim, self._pods_key) for claim in claims)
         for claim in claims:
             row = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
-            self.errors[WEAKER_CLAIM] += row.source.beats(claim.source)
+            self.errors[WEAKER_CLAIM] += row.source.has_precedence_over(claim.source)
             rows[claim.prefix] = row
         self._rows.write(rows, undo=True)
 

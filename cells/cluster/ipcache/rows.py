@@ -62,7 +62,7 @@ class Source(StrEnum):
     """Left by an earlier agent, for an endpoint that is not restored yet."""
     UNSPEC = "unspec"
 
-    def beats(self, other: "Source") -> bool:
+    def has_precedence_over(self, other: "Source") -> bool:
         """Return whether a claim of this source has precedence over one of the other."""
         return _STRENGTH[self] < _STRENGTH[other]
 

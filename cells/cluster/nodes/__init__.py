@@ -46,7 +46,6 @@ from lifecycle import (
     ReadTable,
     Table,
     Tables,
-    after,
     config,
     group,
     invoke,
@@ -187,11 +186,6 @@ def peer_features(settings: RulePeerSettings) -> Member[Collector]:
     return features("rule-peer-features", lambda: {"network_policies_cidr_policies": modes})
 
 
-@after(LocalNode, ReadTable[str, ClusterNode], NodeAnnotations, CiliumNodePublisher)
-def keep() -> None:
-    """Follow the nodes even if no other cell depends on them."""
-
-
 cell = group(
     module(
         "node-objects",
@@ -214,6 +208,6 @@ cell = group(
         config(CiliumNodeSettings),
         provide(LocalNode),
         provide_private(CiliumNodePublisher, OwnCiliumNode, requested_pools, NodeAnnotations),
-        invoke(keep),
+        invoke(LocalNode, ReadTable[str, ClusterNode], NodeAnnotations, CiliumNodePublisher),
     ),
 )

@@ -70,7 +70,9 @@ def _routed_from_range(node: ClusterNode, family: Family) -> bool:
     return ip is not None and any(ip in cidr for cidr in node.alloc_cidrs(family))
 
 
-def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
+def without_refused_claims(
+    nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str
+) -> dict[str, ClusterNode]:
     """Return the rows by ``cluster/name`` without refused claims; ``refused`` has those with reasons.
 
     ``name`` is this node: none of its claims is refused, but its ``unannounced`` has the ranges that routers
@@ -339,7 +341,7 @@ def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
 
 
 class NodeGrants:
-    """Computes guarded() incrementally: only for nodes affected by changed claims.
+    """Computes without_refused_claims() incrementally: only for nodes affected by changed claims.
 
     The result for a node depends on this node; on nodes with conflicting claims (the same address, an address
     in a range, overlapping ranges); on nodes with claims that conflict with theirs, and so on. A healthy
@@ -370,7 +372,7 @@ class NodeGrants:
         own = own_networks(found, local)
         this = (local, own, own_networks(found, None))
         names = {*changed, *rows} if this != self._this else self._affected(changed, own, name)
-        granted = guarded([rows[one][0] for one in {*names, name} if one in rows], found, name)
+        granted = without_refused_claims([rows[one][0] for one in {*names, name} if one in rows], found, name)
 
         def remember() -> None:
             self._this = this

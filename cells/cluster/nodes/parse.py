@@ -312,8 +312,8 @@ class NodeReader:
             parsed.addresses, refused = _confirmed(parsed.addresses, of_node.addresses, "its Node")
             if self._cidrs_of_nodes:
                 assigned = parse_node(node).cidrs  # what annotations say, agents write
-                parsed.cidrs, strays = _confirmed_ranges(parsed.cidrs, assigned, "its Node")
-                refused += strays
+                parsed.cidrs, unconfirmed = _confirmed_ranges(parsed.cidrs, assigned, "its Node")
+                refused += unconfirmed
             parsed = filled(parsed, of_node)
         known = node or cilium
         labels = self._settings.chosen_labels(cilium.labels) if cilium is not None else {}
@@ -351,7 +351,7 @@ def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
     objects = "its CiliumNode or Node"
     addresses, refused = _confirmed(shared.addresses, known.addresses, objects)
     cidrs = {family: shared.alloc_cidrs(family) for family in Family}
-    ranges, strays = _confirmed_ranges(
+    ranges, unconfirmed = _confirmed_ranges(
         cidrs, {family: known.alloc_cidrs(family) for family in Family}, objects
     )
     return msgspec.structs.replace(
@@ -360,7 +360,7 @@ def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
         ipv4_alloc_cidrs=tuple(ranges[Family.IPV4]),
         ipv6_alloc_cidrs=tuple(ranges[Family.IPV6]),
         created=known.created,
-        refused=(*known.refused, *refused, *strays),
+        refused=(*known.refused, *refused, *unconfirmed),
     )
 
 

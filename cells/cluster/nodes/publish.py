@@ -318,5 +318,5 @@ class CiliumNodePublisher:
             requests = self._pools.requests.all()
             made = with_ranges(want, self._pools.ranges.all(), requests)
             change = partial(merged, want=want, families=families, requests=requests)
-        if await self._api.keep(CILIUM_NODES, made, change):
+        if await self._api.create_or_update(CILIUM_NODES, made, change):
             self._log.info("CiliumNode written", node=self._own.key[1])

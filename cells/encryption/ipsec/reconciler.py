@@ -390,11 +390,6 @@ def xfrm_marks(settings: IpsecSettings) -> XfrmMarks:
     return XfrmMarks(settings.enable_ipsec)
 
 
-@after(IpsecReconciler)
-def keep() -> None:
-    """Construct the reconciler although no other cell depends on it."""
-
-
 cell = group(
     module(
         "ipsec-keys",
@@ -407,6 +402,6 @@ cell = group(
         "Encryption between nodes, by IPsec",
         provide(IpsecReconciler, ipsec_metrics),
         provide_private(IpsecSources),
-        invoke(keep),
+        invoke(IpsecReconciler),
     ),
 )

@@ -233,7 +233,7 @@ class WireguardAgent:
             await to_thread.run_sync(self._device.ensure)
         except (OSError, HiveError) as error:
             raise HiveError(f"failed to initialize WireGuard agent: {error}") from error
-        self._sysctls.keep(SYSCTLS)
+        self._sysctls.enforce(SYSCTLS)
 
     async def _reconcile(self) -> None:
         """Apply pending changes. Raises errors of the device; the job repeats it."""
@@ -249,7 +249,7 @@ class WireguardAgent:
         try:
             made = compare and await to_thread.run_sync(self._device.ensure)
             if made:
-                self._sysctls.keep(SYSCTLS)
+                self._sysctls.enforce(SYSCTLS)
                 self._recreated.set()
             changes = list(self._changed_prefixes)
             self._changed_prefixes.clear()
@@ -261,10 +261,10 @@ class WireguardAgent:
             if failed is not None:
                 raise failed
             if made or (compare and self._all_known):
-                healed = await to_thread.run_sync(self._peers.heal)
+                restored = await to_thread.run_sync(self._peers.restore_changed)
                 self._compared = now
-                if healed:
-                    self._log.info("peers of WireGuard restored", count=healed)
+                if restored:
+                    self._log.info("peers of WireGuard restored", count=restored)
         except (OSError, HiveError) as error:
             self._compared = 0.0
             self._device_error = str(error)
@@ -428,11 +428,6 @@ def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
     return Collector("wireguard", collect)
 
 
-@after(WireguardAgent)
-def keep() -> None:
-    """Construct WireguardAgent although no other cell depends on it."""
-
-
 cell = group(
     module(
         "encryption",
@@ -447,6 +442,6 @@ cell = group(
         provide_private(
             *(WireguardDevice, wireguard_peers, WireguardSources, WireguardRotation, WireguardAgent),
         ),
-        invoke(keep),
+        invoke(WireguardAgent),
     ),
 )

@@ -221,7 +221,7 @@ class WireguardPeers:
         if after is not None and after.add(prefix):
             self._apply(after)
 
-    def heal(self) -> int:
+    def restore_changed(self) -> int:
         """Restore peers that others changed. Returns their number; raises OSError.
 
         Repeats failed calls. Call it only when all nodes and prefixes are known, as other peers are removed.

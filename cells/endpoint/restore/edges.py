@@ -161,7 +161,7 @@ class KernelStaleMaps:
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
         """Claim the previous agent's entries of these addresses."""
-        self._local.keep(ips)
+        self._local.adopt(ips)
         self._claimed.done()
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:

@@ -167,7 +167,7 @@ class EndpointClaims:
     def release_steps(self, quarantined: QuarantinedEndpoint) -> Iterator[Callable[[], object]]:
         """Yield the functions that release the resources claimed by quarantine()."""
         yield partial(self._ipcache.withdraw, resource_of(quarantined.number), quarantined.prefixes)
-        yield partial(self._identities.unhold, quarantined.identity)
+        yield partial(self._identities.release_hold, quarantined.identity)
         for ip in quarantined.addresses:
             yield partial(self._addresses.release, ip, self._addresses.default_pool)
         if quarantined.has_policy_map:
@@ -249,7 +249,7 @@ class RestoredEndpoints:
         """Endpoints that their owners create anew at each start."""
         lifecycle.append(Hook("restore endpoints", self._restore))
 
-    def strays(self) -> list[IPAddress]:
+    def addresses_outside_pod_cidrs(self) -> list[IPAddress]:
         """Return addresses of restored pods outside the node's pod CIDRs, without endpoint routes."""
         ours = (
             endpoint
@@ -275,10 +275,10 @@ class RestoredEndpoints:
         reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._policy_map_errors
         for number, reason in reasons.items():
             self._quarantine(number, [row for row in lxc_rows if row.endpoint_id == number], by_index, reason)
-        if strays := self.strays():
+        if outside := self.addresses_outside_pod_cidrs():
             self._log.warning(
                 "restored pods keep addresses outside the node's pod CIDRs until they are removed",
-                addresses=", ".join(map(str, strays)),
+                addresses=", ".join(map(str, outside)),
             )
         retained = self._retained(lxc_rows)
         self._stale_maps.keep_addresses(retained.addresses)

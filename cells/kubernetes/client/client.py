@@ -94,7 +94,7 @@ class Client:
         self._agent = agent
         self._timeout = timeout
         self.calls = calls or Calls()
-        self.reach = transport.reach
+        self.reachability = transport.reachability
 
     @property
     def server(self) -> str:
@@ -107,11 +107,13 @@ class Client:
         return self._agent.partition("/")[0]
 
     async def probe(self) -> None:
-        """Run forever: while no server answers, probe for one; an answer wakes the waiters of ``reach``."""
-        await self.reach.probe(self._healthz)
+        """Run forever: while no server answers, probe for one; an answer wakes those who wait."""
+        await self.reachability.probe(self._healthz)
 
     async def _healthz(self) -> None:
-        with contextlib.suppress(KubernetesError):  # any status is an answer; reach records a missing one
+        with contextlib.suppress(
+            KubernetesError
+        ):  # any status is an answer; ``reachability`` records a missing one
             await self._once("GET", "/healthz", None, b"")
 
     async def heartbeat(self, silence: float) -> None:
@@ -268,7 +270,7 @@ class Client:
         if any(answer.status in UNAVAILABLE_STATUSES for answer in answers):
             self._transport.failed(server)
         elif answers:
-            self.reach.found()
+            self.reachability.record_answer()
         errors: list[KubernetesError | None] = [failure] * len(requests)
         paths = {one.method: normalised(one.target) for one in requests}
         for number, (request, delayed) in enumerate(zip(requests, waited, strict=True)):
@@ -384,7 +386,7 @@ class Client:
                     if answer.status in UNAVAILABLE_STATUSES:
                         self._transport.failed(answer.server)
                     else:
-                        self.reach.found()
+                        self.reachability.record_answer()
                     yield answer
             except (
                 UnreachableError
@@ -405,7 +407,7 @@ class Client:
 def _repeatable(error: ApiError, method: str) -> bool:
     if error.code == 429:
         return True  # the server did not execute it
-    if error.from_the_future:
+    if error.resource_version_too_large:
         return False
     return method == "GET" and (error.code >= 500 or error.retry_after is not None)
 

@@ -32,7 +32,7 @@ UNANSWERED_PROBES: Final = 3
 """Number of unanswered keepalive probes that end a silent connection."""
 
 
-class Arrivals(asyncio.Protocol):
+class ReceiveBuffer(asyncio.Protocol):
     """Bytes that have arrived on a connection, and are not read yet.
 
     Why: a stream of anyio reads only while a task waits, which costs two system calls per event of a watch,
@@ -52,7 +52,7 @@ class Arrivals(asyncio.Protocol):
         self._writable = anyio.Event()
         self._writable.set()
 
-    async def came(self) -> None:
+    async def wait_readable(self) -> None:
         """Wait until there are bytes to read, or the end."""
         while not self.parts and not self.ended:
             self._reader = asyncio.get_running_loop().create_future()
@@ -114,9 +114,9 @@ class Arrivals(asyncio.Protocol):
 class TcpStream:
     """A TCP connection with keepalive probes."""
 
-    def __init__(self, transport: asyncio.Transport, arrivals: Arrivals, keep_alive: float) -> None:
+    def __init__(self, transport: asyncio.Transport, received: ReceiveBuffer, keep_alive: float) -> None:
         self._transport = transport
-        self._arrivals = arrivals
+        self._received = received
         self._socket: socket.socket = transport.get_extra_info("socket")
         if keep_alive >= 1:
             seconds = int(keep_alive)
@@ -137,14 +137,14 @@ class TcpStream:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()  # the duplicate descriptor keeps the connection open
             loop = asyncio.get_running_loop()
-            transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
+            transport, received = await loop.create_connection(ReceiveBuffer, sock=connected)
             on_failure.pop_all()
-        return cls(transport, arrivals, keep_alive)
+        return cls(transport, received, keep_alive)
 
     @property
     def readable(self) -> bool:
         """See Stream."""
-        if self._arrivals.parts or self._arrivals.ended:
+        if self._received.parts or self._received.ended:
             return True
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
@@ -152,16 +152,16 @@ class TcpStream:
 
     async def receive(self) -> bytes:
         """See Stream."""
-        await self._arrivals.came()
-        if not self._arrivals.parts:
+        await self._received.wait_readable()
+        if not self._received.parts:
             self._check()
-        return self._arrivals.take()
+        return self._received.take()
 
     async def send(self, data: bytes) -> None:
         """See Stream."""
         self._check()
         self._transport.write(data)
-        await self._arrivals.written()
+        await self._received.written()
         self._check()
 
     async def aclose(self) -> None:
@@ -171,8 +171,8 @@ class TcpStream:
             await anyio.lowlevel.checkpoint()  # the event loop then closes the socket
 
     def _check(self) -> None:
-        if self._arrivals.error is not None:
-            raise anyio.BrokenResourceError from self._arrivals.error
+        if self._received.error is not None:
+            raise anyio.BrokenResourceError from self._received.error
         if self._transport.is_closing():
             raise anyio.ClosedResourceError
 

@@ -89,7 +89,7 @@ class ApiError(KubernetesError):
         """Seconds to wait before the next attempt, if the server sets them."""
 
     @property
-    def from_the_future(self) -> bool:
+    def resource_version_too_large(self) -> bool:
         """Whether the requested resourceVersion is newer than the server's store."""
         causes = (self.status.details and self.status.details.causes) or ()
         return any(cause.reason == "ResourceVersionTooLarge" for cause in causes)

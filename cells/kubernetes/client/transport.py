@@ -34,7 +34,7 @@ FIRST_PROBE, LONGEST_PROBE = 0.1, 3.0
 """Seconds between two probes for a server: they grow from the first to the longest."""
 
 
-class Reach:
+class Reachability:
     """Whether an API server answers; wakes the tasks that wait for one."""
 
     def __init__(self) -> None:
@@ -43,17 +43,17 @@ class Reach:
         self._lost = anyio.Event()
 
     @property
-    def away(self) -> bool:
+    def unreachable(self) -> bool:
         """Whether the last request got no answer."""
         return self._recovered is not None
 
-    def lost(self) -> None:
+    def record_failure(self) -> None:
         """Record that a request got no answer."""
         if self._recovered is None:
             self._recovered = anyio.Event()
             self._lost.set()
 
-    def found(self) -> None:
+    def record_answer(self) -> None:
         """Record an answer, and wake waiting tasks."""
         if self._recovered is not None:
             self._recovered.set()
@@ -75,11 +75,14 @@ class Reach:
             await anyio.sleep(SPREAD * random.random())  # noqa: S311  # spreads load
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Run forever: probe while no server answers. ``ask`` calls lost() or found(), and never raises."""
+        """Run forever: probe while no server answers.
+
+        ``ask`` calls record_failure() or record_answer(), and never raises.
+        """
         while True:
             await self.wait_lost()
             pause = FIRST_PROBE
-            while self.away:
+            while self.unreachable:
                 await anyio.sleep(pause * (0.5 + random.random()))  # noqa: S311
                 await ask()
                 pause = min(LONGEST_PROBE, 2 * pause)
@@ -141,7 +144,7 @@ class Transport:
         self._pool: ConnectionPool | None = None
         self._stamps: tuple[object, ...] = ()
         self._current = 0
-        self.reach = Reach()
+        self.reachability = Reachability()
 
     @property
     def server(self) -> str:
@@ -150,7 +153,7 @@ class Transport:
 
     def failed(self, server: str) -> None:
         """The server did not answer: switch to the next one, unless another request has already switched."""
-        self.reach.lost()
+        self.reachability.record_failure()
         if server == self.server:
             self._current = (self._current + 1) % len(self._access.servers)
 

@@ -177,14 +177,14 @@ class Ipam(Allocator):
     def _unavailable(self, text: str, pool: str, family: Family, owner: str) -> IpamError:
         if self._node_pools is None:
             return super()._unavailable(text, pool, family, owner)
-        if refused := self._node_pools.wanted(pool, family, owner):
+        if refused := self._node_pools.add_pending(pool, family, owner):
             return IpamError(NEXT_FAILED, f"{text}: {refused}")
         return IpamLaterError(text, self._node_pools.grown)
 
     def _record(self, ip: IPAddress, owner: str, pool: str) -> None:
         super()._record(ip, owner, pool)
         if self._node_pools is not None:
-            self._node_pools.met(pool, Family.of(ip), owner)
+            self._node_pools.remove_pending(pool, Family.of(ip), owner)
 
     def _use_changed(self) -> None:
         if self._node_pools is not None:
@@ -258,7 +258,7 @@ class Ipam(Allocator):
         with self._table.txn() as txn:
             txn.replace_all(self.pod_ranges())
         if self._node_pools is not None and self._families:
-            self._node_pools.keep()
+            self._node_pools.save_if_changed()
 
     def _choose_automatic(self, found: dict[Family, IPNetwork | None]) -> None:
         """Choose missing ranges by the node's addresses, if possible."""

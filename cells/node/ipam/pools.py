@@ -106,7 +106,7 @@ def round_up_demand(needed: int, pre_allocation: int) -> int:
     return (-(-needed // pre_allocation) + 1) * pre_allocation
 
 
-class Demand:
+class AddressDemand:
     """The number of addresses to request: in use, pending and pre-allocated."""
 
     def __init__(self, pre_allocation: Mapping[str, int], clock: Clock) -> None:
@@ -117,11 +117,11 @@ class Demand:
         self._clock = clock
         self._pending: dict[tuple[str, Family, str], float] = {}
 
-    def wanted(self, pool: str, family: Family, owner: str) -> None:
+    def add_pending(self, pool: str, family: Family, owner: str) -> None:
         """Add a pending request for an address, for PENDING_SECONDS."""
         self._pending[pool, family, owner] = self._clock.now() + PENDING_SECONDS
 
-    def met(self, pool: str, family: Family, owner: str) -> None:
+    def remove_pending(self, pool: str, family: Family, owner: str) -> None:
         """Remove a pending request that got an address."""
         self._pending.pop((pool, family, owner), None)
 
@@ -193,7 +193,7 @@ class NodePools:
         self._families = [family for family, enabled in on.items() if enabled]
         self._default = addressing.default_pool
         self._pre_allocation = addressing.pre_allocation
-        self._demand = Demand(self._pre_allocation, clock)
+        self._demand = AddressDemand(self._pre_allocation, clock)
         self._releasing: set[tuple[str, IPNetwork]] = set()
         """Ranges in release."""
         self._claimed = False
@@ -217,7 +217,7 @@ class NodePools:
         self._apply_assigned(PoolState({}, self._saved) if state is None else state)
         for family in self._families:
             if not self._pre_allocation.get(self._default):
-                self._demand.wanted(self._default, family, NODE_OWNER)
+                self._demand.add_pending(self._default, family, NODE_OWNER)
         self.use_changed()
         self._first.done()
         if missing := self._missing():
@@ -228,7 +228,7 @@ class NodePools:
                     break
                 self._report(missing)
         for family in self._families:
-            self._demand.met(self._default, family, NODE_OWNER)
+            self._demand.remove_pending(self._default, family, NODE_OWNER)
         self._health.ok("every pool has addresses")
         shown = {pool: list(map(str, networks)) for pool, networks in self._networks().items()}
         self._log.info("pools of pod addresses", pools=shown)
@@ -262,22 +262,22 @@ class NodePools:
         found = self._pods.pool_of(owner, family) if self._pods is not None else ""
         return found or self._default
 
-    def wanted(self, pool: str, family: Family, owner: str) -> str:
+    def add_pending(self, pool: str, family: Family, owner: str) -> str:
         """Add a pending request for an address; return the operator's error about the pool, or ""."""
-        self._demand.wanted(pool, family, owner)
+        self._demand.add_pending(pool, family, owner)
         state = self._assigned.pools() if self._assigned is not None else None
         lines = state.problem.splitlines() if state is not None else []
         return next((line for line in lines if f'"{pool}"' in line and str(family) in line), "")
 
-    def met(self, pool: str, family: Family, owner: str) -> None:
+    def remove_pending(self, pool: str, family: Family, owner: str) -> None:
         """Remove a pending request that got an address."""
-        self._demand.met(pool, family, owner)
+        self._demand.remove_pending(pool, family, owner)
 
     async def grown(self) -> None:
         """Wait until ranges have changed."""
         await self._grown.wait()
 
-    def keep(self) -> None:
+    def save_if_changed(self) -> None:
         """Save the ranges for the next run, if they have changed."""
         networks = self._networks()
         if networks != self._saved:

@@ -56,11 +56,11 @@ from cells.policy.control.watch import PeerWatch, PolicyRollout, PolicyStatuses,
 from cells.policy.explain import (
     End,
     Explained,
+    ExplainedConnection,
     ExplainedDirection,
     NearRule,
     Target,
     UnanswerableError,
-    Way,
     explained,
 )
 from cells.policy.explain.directory import (
@@ -88,6 +88,7 @@ __all__ = [
     "DirectionPolicy",
     "End",
     "Explained",
+    "ExplainedConnection",
     "ExplainedDirection",
     "HTTPProxyPorts",
     "HTTPProxyState",
@@ -111,7 +112,6 @@ __all__ = [
     "ServedPort",
     "Target",
     "UnanswerableError",
-    "Way",
     "canonical_name",
     "cell",
     "explained",

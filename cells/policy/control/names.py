@@ -52,8 +52,8 @@ RESOURCE: Final = "policy//names"
 class NamedAddresses:
     """Addresses of DNS names, and identities for those that rules select.
 
-    Counts learn() per name and address, so each needs a forget(). Only begin(), settled() and all_settled()
-    wait.
+    Counts learn() per name and address, so each needs a forget(). Only begin(), wait_written() and
+    wait_all_written() wait.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class NamedAddresses:
         self._stale: dict[IPAddress, None] = {}
         """Addresses with an identity that must be added, changed or removed."""
         self._changed = anyio.Event()
-        self._settle_soon = jobs.timer("settle", self._settle, math.inf).trigger
+        self._update_soon = jobs.timer("update stale addresses", self._update_stale, math.inf).trigger
 
     @property
     def selectors(self) -> Collection[FQDNSelector]:
@@ -109,7 +109,7 @@ class NamedAddresses:
             if not known and self._selectors_of(name):
                 self._stale[address] = None
         if self._stale:
-            self._settle_soon()
+            self._update_soon()
 
     def claims(self) -> Initializer:
         """Register an ipcache initializer, in a constructor; call done() when addresses are claimed."""
@@ -149,9 +149,9 @@ class NamedAddresses:
             if not names:
                 self._names.pop(address, None)
         if self._stale:
-            self._settle_soon()
+            self._update_soon()
 
-    async def settled(self, addresses: Collection[IPAddress]) -> None:
+    async def wait_written(self, addresses: Collection[IPAddress]) -> None:
         """Wait until these addresses have their identities in policy maps and ipcache."""
         while self.stale(addresses):
             await self._changed.wait()
@@ -161,7 +161,7 @@ class NamedAddresses:
         """Whether FQDN selectors have changed since follow_rules()."""
         return frozenset(self._policy.repository.name_selectors) != self._selectors
 
-    async def all_settled(self) -> None:
+    async def wait_all_written(self) -> None:
         """Wait until the identities of all addresses are up to date."""
         while self._stale:
             await self._changed.wait()
@@ -192,7 +192,7 @@ class NamedAddresses:
             ):
                 self._stale[address] = None
         if self._stale:
-            self._settle_soon()
+            self._update_soon()
 
     def _selectors_of(self, name: str) -> tuple[FQDNSelector, ...]:
         found = self._matching.get(name)
@@ -211,7 +211,7 @@ class NamedAddresses:
             ip_network(address), selecting, () if around is None else (around,), dual_stack=self._dual_stack
         )
 
-    async def _settle(self) -> None:
+    async def _update_stale(self) -> None:
         """Update the identities of stale addresses. Raises OSError, PolicyMapError; the job retries."""
         while self._stale:
             wanted = {address: self._desired_labels(address) for address in self._stale}

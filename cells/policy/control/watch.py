@@ -291,7 +291,7 @@ class PolicyRollout:
             self._prefixes.claim(new)
             self._names.follow_rules(new, removed)
             with anyio.move_on_after(NAMES_PATIENCE):
-                await self._names.all_settled()
+                await self._names.wait_all_written()
             self._prefixes.withdraw(removed)
         self._prefixes.release(removed)
         await self._policies.apply()

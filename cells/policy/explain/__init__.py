@@ -25,11 +25,11 @@ __all__ = [
     "EnclosingPrefix",
     "End",
     "Explained",
+    "ExplainedConnection",
     "ExplainedDirection",
     "NearRule",
     "Target",
     "UnanswerableError",
-    "Way",
     "explained",
     "headline",
 ]
@@ -135,7 +135,7 @@ class ExplainedDirection(msgspec.Struct, frozen=True):
     """Whether policies deny the traffic, but the node only reports it."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class ExplainedConnection(msgspec.Struct, frozen=True):
     """A connection to one destination and port, or to several ports with the same decision."""
 
     destination: str
@@ -157,7 +157,7 @@ class Explained(msgspec.Struct, frozen=True):
     verdict: Verdict
     allowed: bool
     headline: str
-    ways: Sequence[Way]
+    ways: Sequence[ExplainedConnection]
     notes: Sequence[str]
 
     @property
@@ -195,12 +195,12 @@ def explained(
 # Ways.
 
 
-def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
+def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterator[ExplainedConnection]:
     """Yield the ways per IP family if the families' decisions differ, else once."""
     of_source = {one.version: one for one in source.around}
     of_target = {one.version: one for one in target.end.around}
     versions = sorted(of_source.keys() & of_target.keys() or of_source.keys() | of_target.keys() or {0})
-    found: dict[int, list[Way]] = {}
+    found: dict[int, list[ExplainedConnection]] = {}
     for version in versions:
         near, far = of_source.get(version), of_target.get(version)
         source_of_family = source._replace(around=(near,) if near else ())
@@ -215,7 +215,7 @@ def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterato
             yield msgspec.structs.replace(way, destination=f"{way.destination} by IPv{version}")
 
 
-def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
+def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[ExplainedConnection]:
     if target.problem or (source.key and source.key == target.end.key):
         yield _way_without_policy(source, target)
         return
@@ -232,12 +232,12 @@ def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
         yield _way(source, target, port, reasons, rule_text)
 
 
-def _way_without_policy(source: End, target: Target) -> Way:
+def _way_without_policy(source: End, target: Target) -> ExplainedConnection:
     """Return a way without policy decisions: packets do not arrive, or do not leave the sender."""
     note = target.note
     if not target.problem:
         note = f"{source.title} reaches itself: no policy applies"
-    return Way(
+    return ExplainedConnection(
         destination=target.end.title,
         port=port_text(target.port, target.protocol) if target.port is not None else ANY_PORT,
         via=target.via,
@@ -262,7 +262,9 @@ def _reasons(sides: Sequence[Side], protocol: int, port: int) -> tuple[Reason, .
     )
 
 
-def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule_text: RuleText) -> Way:
+def _way(
+    source: End, target: Target, port: str, reasons: Sequence[Reason], rule_text: RuleText
+) -> ExplainedConnection:
     deciding = [
         (end, reason)
         for (end, _, direction), reason in zip(
@@ -278,7 +280,7 @@ def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule
         if end.elsewhere
     ]
     denied = any(not one.allowed for one in directions)
-    return Way(
+    return ExplainedConnection(
         destination=target.end.title,
         port=port,
         via=target.via,
@@ -365,9 +367,9 @@ def port_text(port: int, protocol: int) -> str:
 # The headline.
 
 
-def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
+def headline(ways: Sequence[ExplainedConnection], here: str = "here") -> tuple[Verdict, str]:
     """Return the combined verdict and a one-line summary; ``here`` names the node of the query."""
-    groups: dict[str, list[Way]] = {}
+    groups: dict[str, list[ExplainedConnection]] = {}
     for way in sorted(ways, key=_rank):
         groups.setdefault(_words(way, here), []).append(way)
     verdicts = {way.verdict for way in ways}
@@ -383,12 +385,12 @@ def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
     return verdict, "; ".join(f"{words} {_qualifier(some, ways)}" for words, some in groups.items())
 
 
-def _rank(way: Way) -> tuple[bool, int]:
+def _rank(way: ExplainedConnection) -> tuple[bool, int]:
     """Sort key: ways with named ports first, denied ways first."""
     return way.port == OTHER, ("denied", "elsewhere", "allowed").index(way.verdict)
 
 
-def _words(way: Way, here: str) -> str:
+def _words(way: ExplainedConnection, here: str) -> str:
     if way.problem:
         return f"denied: {way.problem}"
     if way.verdict == "denied":
@@ -402,7 +404,7 @@ def _words(way: Way, here: str) -> str:
     return "allowed"
 
 
-def _qualifier(some: Sequence[Way], every: Sequence[Way]) -> str:
+def _qualifier(some: Sequence[ExplainedConnection], every: Sequence[ExplainedConnection]) -> str:
     """Format which of the ways these are."""
     ports, destinations = ({getattr(way, name) for way in every} for name in ("port", "destination"))
     if len(destinations) == 1:

@@ -14,7 +14,7 @@ from cells.policy.rules import PROTOCOLS, Direction
 from cells.policy.rules.schema import HTTPRule
 from cells.policy.selectors import PeerSelector, Selector
 
-__all__ = ["Near", "OtherSide", "Reason", "decide"]
+__all__ = ["NearMiss", "OtherSide", "Reason", "decide"]
 
 
 class OtherSide(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class OtherSide(msgspec.Struct, frozen=True):
         return selector.matches(self.labels) or bool(self.network and selector.matches(self.network_labels))
 
 
-class Near(msgspec.Struct, frozen=True):
+class NearMiss(msgspec.Struct, frozen=True):
     """A rule that almost allows the connection, and what it lacks."""
 
     origin: RuleOrigin
@@ -49,7 +49,7 @@ class Reason(msgspec.Struct, frozen=True):
     match: Match
     enforced: bool
     origins: tuple[RuleOrigin, ...]
-    near: tuple[Near, ...] = ()
+    near: tuple[NearMiss, ...] = ()
     requests: tuple[str, ...] = ()
     """HTTP requests that the rules allow, as text; empty without HTTP rules, or if all are allowed."""
 
@@ -86,7 +86,7 @@ def decide(
     match = lookup(entries, peer.identity, protocol, port, peer.network)
     origins = tuple(sorted(match.entry.origins)) if match.entry is not None else ()
     if no_http_proxy and match.has_http_filter:
-        near = tuple(Near(origin, no_http_proxy) for origin in origins)
+        near = tuple(NearMiss(origin, no_http_proxy) for origin in origins)
         return Reason(policy.direction, match._replace(verdict="drop"), policy.enforced, origins, near)
     near = () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer, protocol, port))
     requests = tuple(_requests(policy, peer, protocol, port)) if match.verdict == "redirect" else ()
@@ -120,7 +120,7 @@ def request_text(rule: HTTPRule) -> str:
     return ", ".join([*words, *(f"with {one}" for one in headers)])
 
 
-def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[Near]:
+def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[NearMiss]:
     """Yield rules that allow the peer on other ports, or other peers on this port."""
     packet = PortKey(protocol, port, FULL_PORT)
     for filter_ in policy.filters:
@@ -130,9 +130,11 @@ def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) ->
                 continue
             matches = peer.is_selected(selector)
             if matches and not covers:
-                yield Near(selector_policy.origins[0], f"it allows this peer on {port_text(filter_)} only")
+                yield NearMiss(
+                    selector_policy.origins[0], f"it allows this peer on {port_text(filter_)} only"
+                )
             elif covers and not matches:
-                yield Near(
+                yield NearMiss(
                     selector_policy.origins[0],
                     f"it allows {port_text(filter_)} for {_unmet(selector, peer.labels)}",
                 )

@@ -65,7 +65,7 @@ class DeferredDeletes:
     ) -> PolicyEntries:
         """Return the entries to write: ``wanted``, and during a block the map's other entries.
 
-        After the write, the caller records it by keep().
+        After the write, the caller records it by record().
         """
         previous = self._entries.get(endpoint_id, previous)
         if (
@@ -78,7 +78,7 @@ class DeferredDeletes:
         keeps = any(key in previous for key in changes.removed)
         return previous.changed(EntryChanges(changes.new, ())) if keeps else wanted
 
-    def keep(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
+    def record(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
         """Record the entries that were written to a map."""
         if written is wanted:
             self._entries.pop(endpoint_id, None)
@@ -197,7 +197,7 @@ class EndpointPolicies:
         """The sources of rules that are not read yet; empty if none."""
         return self._computer.missing
 
-    def awaits_rules(self, endpoint_id: int) -> bool:
+    def keeps_restored_policy(self, endpoint_id: int) -> bool:
         """Whether a restored endpoint keeps the previous run's policy until rules are read.
 
         A policy computed from a part of the rules could allow what other rules deny.
@@ -230,12 +230,12 @@ class EndpointPolicies:
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
         """Compute the policy of an endpoint and write it to its map, after the maps of its peers.
 
-        A no-op while awaits_rules(); the restoration calls again afterwards. Raises HiveError if the policy
-        cannot be computed, and OSError if the kernel rejects a write: then the map is unchanged or partially
-        changed, as its status shows.
+        A no-op while keeps_restored_policy(); the restoration calls again afterwards. Raises HiveError if the
+        policy cannot be computed, and OSError if the kernel rejects a write: then the map is unchanged or
+        partially changed, as its status shows.
         """
         self.ensure_identity(identity, labels)
-        if self.awaits_rules(endpoint_id):
+        if self.keeps_restored_policy(endpoint_id):
             return
         try:
             policy = self._computer.compute(endpoint_id, identity, labels, pod)
@@ -469,10 +469,10 @@ class EndpointPolicies:
                 if error.errno != errno.ENOSPC:
                     raise
             else:
-                self._deferred.keep(number, entries, wanted)
+                self._deferred.record(number, entries, wanted)
                 return
         self._pool.write(number, wanted)
-        self._deferred.keep(number, wanted, wanted)
+        self._deferred.record(number, wanted, wanted)
 
     def _adopted_entries(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
         """Return the entries of an adopted map if some of them must be deleted, else None."""

@@ -105,7 +105,7 @@ class EndpointNames:
         if not zombie.names:
             del self.zombies[address]
 
-    def date_back(self, now: float) -> None:
+    def clamp_future_times(self, now: float) -> None:
         """Date answers and zombies from the future as of now, after the clock was set back.
 
         Otherwise their addresses would stay allowed until that time.

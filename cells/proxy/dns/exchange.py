@@ -262,7 +262,7 @@ class LearntAddresses:
     async def allowed(self, answer: Answer) -> None:
         """Wait until the addresses are allowed, at most for tofqdns-proxy-response-max-delay."""
         with anyio.move_on_after(self._most_delay) as waiting:
-            await self._names.settled(answer.addresses)
+            await self._names.wait_written(answer.addresses)
         if waiting.cancelled_caught:
             self._counts.update_timeouts += 1
             self._log.warning("an answer is released before its addresses are allowed", name=answer.name)

@@ -285,7 +285,7 @@ class NameStore:
     async def collect(self) -> None:
         """Expire addresses, and remove expired ones without connections. Raises OSError."""
         for of in self.of.values():
-            of.date_back(self.clock())
+            of.clamp_future_times(self.clock())
             self._remove_pairs(of.expire(self.clock()))
         waiting = {address for of in self.of.values() for address in of.zombies}
         if waiting:
@@ -396,7 +396,7 @@ class NameStore:
     async def _release_restored(self) -> None:
         """Once the restored addresses are in the ipcache, let it prune entries of the previous agent."""
         await self._rules.known()
-        await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
+        await self._names.wait_written([address for of in self.of.values() for _, address in of.pairs()])
         self._claimed.done()
 
     async def _stop(self) -> None:

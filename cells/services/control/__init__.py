@@ -47,10 +47,10 @@ from cells.services.control.manual import (
 from cells.services.control.tables import (
     ImplementationDelays,
     LocalRedirect,
+    MapFullFrontends,
     ServedFrontend,
     ServiceConflict,
     ServiceReports,
-    Shortage,
     address_events,
     backend_events,
     delay_metrics,
@@ -295,7 +295,7 @@ def reconcile(
     maps: ServiceMaps,
     balancer: LoadBalancer,
     objects: ObjectSource,
-    shortage: Shortage,
+    map_full: MapFullFrontends,
     delays: ImplementationDelays,
     *,
     jobs: Jobs,
@@ -307,7 +307,7 @@ def reconcile(
     if objects is ObjectSource.NOWHERE:
         jobs.one_shot("check leftover entries", partial(_leave, maps, log))
         return
-    target = ServicesTarget(table, balancer, maps, served, initial, shortage, delays)
+    target = ServicesTarget(table, balancer, maps, served, initial, map_full, delays)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -339,7 +339,7 @@ cell = module(
         manual_services,
         manual_states,
         ManualServices,
-        Shortage,
+        MapFullFrontends,
         dependency,
         delay_metrics,
         metrics,

@@ -273,7 +273,7 @@ class LoadBalancer:
                 frontend = earlier.with_states(frontend)
         else:
             number = old.id
-            before = frozenset(addresses_of(old.shown.backends))
+            before = frozenset(addresses_of(old.in_maps.backends))
             frontend = old.with_unconfirmed(old.with_states(frontend))
         now = frozenset(addresses_of(frontend.backends))
         try:
@@ -290,7 +290,7 @@ class LoadBalancer:
         self._put_entries(row, old, plan)
         return PlannedFrontend(row, before - now, was_served)
 
-    def settle(self, planned: Collection[PlannedFrontend]) -> None:
+    def mark_settled(self, planned: Collection[PlannedFrontend]) -> None:
         """Record that the plan of these frontends was written: their rows imply their slots again."""
         for one in planned:
             self._release(one.dropped)
@@ -360,7 +360,7 @@ class LoadBalancer:
 
     def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
         """Return slot 0, the other slots joined, and the backends for new connections."""
-        frontend, known = row.shown, self._backends.numbers
+        frontend, known = row.in_maps, self._backends.numbers
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
         preferred: Sequence[Backend] = ()
@@ -375,7 +375,7 @@ class LoadBalancer:
 
     def _master(self, row: ServedFrontend, count: int, quarantined: int) -> bytes:
         """Return slot 0: counts of backends for new connections, and of others."""
-        frontend = row.shown
+        frontend = row.in_maps
         affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
         return map_entries.master_value(
             count=count,
@@ -405,13 +405,13 @@ class LoadBalancer:
         self, row: ServedFrontend, old: ServedFrontend | None, backends: Sequence[Backend], plan: WritePlan
     ) -> None:
         """Plan entries of optional features; ``backends`` are those for new connections."""
-        frontend, number = row.shown, row.id
+        frontend, number = row.in_maps, row.id
         matching = (
             frontend.affinity_timeout and not frontend.l7_proxy_port and self._options.enable_session_affinity
         )
         if matching or self.held.get(AFFINITY_MATCH):
             self._put_affinity(row if matching else None, old, number, plan)
-        if frontend.source_ranges or (old is not None and old.shown.source_ranges):
+        if frontend.source_ranges or (old is not None and old.in_maps.source_ranges):
             self._put_source_ranges(row, old, plan)
         if self._maglev is not None:
             self._put_maglev(frontend, number, backends, plan)
@@ -449,7 +449,7 @@ class LoadBalancer:
         self._put_keys(WriteStep.AFFINITY, AFFINITY_MATCH, now, plan)
 
     def _affinity_keys(self, row: ServedFrontend | None, number: int) -> dict[bytes, None]:
-        addresses = addresses_of(row.shown.backends) if row is not None else ()
+        addresses = addresses_of(row.in_maps.backends) if row is not None else ()
         known = self._backends.numbers
         return dict.fromkeys([map_entries.affinity_key(number, known[one]).key for one in addresses])
 
@@ -524,7 +524,7 @@ class LoadBalancer:
         """Release the IDs of a frontend that was deleted from the maps; a no-op if it is unknown."""
         old = self.unsettled.pop(key, None)
         if old is not None:
-            self._release(set(addresses_of(old.shown.backends)))
+            self._release(set(addresses_of(old.in_maps.backends)))
             self._service_ids.release(old.id)
             self._protocol_less.discard(key)
 

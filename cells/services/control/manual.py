@@ -190,7 +190,7 @@ class ManualServices:
         having = [one.key for one in _serving(known, served)]
         with anyio.move_on_after(WRITE_TIMEOUT):
             for key in having:
-                await self._served.wait_for(key, lambda row: _have_states(row.shown, known))
+                await self._served.wait_for(key, lambda row: _have_states(row.in_maps, known))
             return
         raise Refusal(500, f"not in the maps after {WRITE_TIMEOUT:g} s: see hive status --verbose")
 
@@ -255,7 +255,7 @@ def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) 
     now = {
         each.address: each.state
         for one in _serving(asked, served)
-        for each in one.shown.backends
+        for each in one.in_maps.backends
         if each.address in asked
     }
     known = [
@@ -280,7 +280,7 @@ def _all_protocols(address: ServiceAddress) -> Iterable[ServiceAddress]:
 def _serving(addresses: Collection[bytes], served: Iterable[ServedFrontend]) -> Iterator[ServedFrontend]:
     """Return the frontends with any of these backends."""
     wanted = frozenset(addresses)
-    return (one for one in served if not wanted.isdisjoint(addresses_of(one.shown.backends)))
+    return (one for one in served if not wanted.isdisjoint(addresses_of(one.in_maps.backends)))
 
 
 def _invalid_transition(backend: Backend, state: BackendState) -> str:

@@ -70,7 +70,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     """The frontend in the maps, if it differs: restored and manual backend states are in no object."""
 
     @property
-    def shown(self) -> Frontend:
+    def in_maps(self) -> Frontend:
         """The frontend in the maps."""
         return self.installed or self.frontend
 
@@ -81,7 +81,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
 
     def merged(self, row: ServedFrontend) -> ServedFrontend:
         """Return the other row with the backends and source ranges of both: the maps may have either."""
-        frontend, old = row.shown, self.shown
+        frontend, old = row.in_maps, self.in_maps
         backends = with_missing(frontend.backends, old.backends)
         ranges = tuple(dict.fromkeys((*frontend.source_ranges, *old.source_ranges)))
         if backends is frontend.backends and ranges == frontend.source_ranges:
@@ -94,7 +94,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         if not frontend.partial:
             return frontend
         seen = set(addresses_of(self.frontend.backends)) if self.frontend.service != NAMELESS else set()
-        unconfirmed = [one for one in self.shown.backends if one.address not in seen]
+        unconfirmed = [one for one in self.in_maps.backends if one.address not in seen]
         backends = with_missing(frontend.backends, unconfirmed)
         if backends is frontend.backends:
             return frontend
@@ -106,7 +106,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         Active is the default in sources. Terminating is final; other states are set and reset manually. The
         other frontend may have a protocol where this one has none.
         """
-        backends = self.shown.backends
+        backends = self.in_maps.backends
         if isinstance(backends, SliceBackends):  # all are active
             return frontend
         states = {
@@ -141,7 +141,7 @@ def range_keys(row: ServedFrontend | None) -> dict[bytes, None]:
     """Return the keys of the frontend's source ranges in its family."""
     if row is None:
         return {}
-    prefixes = map(ip_network, row.shown.source_ranges)
+    prefixes = map(ip_network, row.in_maps.source_ranges)
     version = row.key.address.version
     keys = [map_entries.source_range_key(row.id, one).key for one in prefixes if one.version == version]
     return dict.fromkeys(keys)
@@ -239,7 +239,7 @@ class MapFullError(HiveError):
     """A map is full."""
 
 
-class Shortage:
+class MapFullFrontends:
     """The frontends that did not fit into a map at the last attempt."""
 
     def __init__(self) -> None:
@@ -269,17 +269,17 @@ class Shortage:
         )
 
 
-def dependency(shortage: Shortage) -> Member[Dependency]:
+def dependency(map_full: MapFullFrontends) -> Member[Dependency]:
     """Report the health of load balancing in the agent's status."""
-    return Dependency("Load balancing", shortage.state)
+    return Dependency("Load balancing", map_full.state)
 
 
-def metrics(shortage: Shortage) -> Member[Collector]:
+def metrics(map_full: MapFullFrontends) -> Member[Collector]:
     """Count the frontends that do not fit into the maps."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Frontends that are not served as they should be, as a map is full."
-        return [gauge("hive_services_without_room", text, len(shortage))]
+        return [gauge("hive_services_without_room", text, len(map_full))]
 
     return Collector("services", collect)
 

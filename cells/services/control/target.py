@@ -25,9 +25,9 @@ from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import (
     ImplementationDelays,
     MapFullError,
+    MapFullFrontends,
     PlannedFrontend,
     ServedFrontend,
-    Shortage,
 )
 from cells.services.map_entries import (
     LOOK_UP_TABLES,
@@ -186,7 +186,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         maps: ServiceMaps,
         served: Table[FrontendKey, ServedFrontend],
         initial: Initializer | None = None,
-        shortage: Shortage | None = None,
+        map_full: MapFullFrontends | None = None,
         delays: ImplementationDelays | None = None,
     ) -> None:
         self._delays = delays
@@ -195,7 +195,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._maps = maps
         self._served = served
         self._initial = initial
-        self._shortage = shortage if shortage is not None else Shortage()
+        self._map_full = map_full if map_full is not None else MapFullFrontends()
         self._taken_over = False
 
     async def observe(self) -> Mapping[FrontendKey, Frontend]:
@@ -220,7 +220,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._report(batch, failures)
 
     def _report(self, batch: Collection[FrontendKey], failures: Mapping[FrontendKey, Exception]) -> None:
-        self._shortage.note(batch, failures)
+        self._map_full.note(batch, failures)
         if self._delays is not None:
             self._delays.written(key for key in batch if key not in failures)
         if failures:
@@ -238,7 +238,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         frontends = self._table.all()
         for first in range(0, len(frontends), _CHUNK):
             chunk = frontends[first : first + _CHUNK]
-            self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() retries them
+            self._map_full.note([one.key for one in chunk], await self._put(chunk))  # put() retries them
             if replaced:
                 # From an agent with the other bpf-lb-proto-diff: they serve until the chunk is written.
                 written = {one.key.of_any_protocol for one in chunk}
@@ -256,7 +256,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         failures: dict[FrontendKey, Exception] = {}
         plan, planned = self._plan(frontends, failures)
         if await self._write(plan) is None:
-            self._settle(planned)
+            self._mark_settled(planned)
             return failures
         for one in planned:
             if not one.was_served:
@@ -271,7 +271,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                     await self._undo(key)
                     await self._collect(())
             else:
-                self._settle(alone)
+                self._mark_settled(alone)
         return failures
 
     def _plan(
@@ -291,8 +291,8 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         failures.update(failed)
         return plan, planned
 
-    def _settle(self, planned: Sequence[PlannedFrontend]) -> None:
-        self._balancer.settle(planned)
+    def _mark_settled(self, planned: Sequence[PlannedFrontend]) -> None:
+        self._balancer.mark_settled(planned)
         if len(planned) == 1:
             self._served.put(planned[0].row)
             return
@@ -352,7 +352,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                         slots.append(batch)
                     else:
                         self._balancer.written(batch)
-            slots.clear()  # recorded by settle()
+            slots.clear()  # recorded by mark_settled()
         finally:
             for batch in slots:
                 self._balancer.written(batch)

@@ -298,19 +298,19 @@ class NodePortSysctls:
         self._protects = settings.enable_auto_protect_node_port_range
         self._sysctls = sysctls
 
-    def keep(self) -> None:
+    def apply(self) -> None:
         """Enable forwarding, and reserve the node port range. Raises HiveError."""
         if self._agent.ipv4:
-            self._sysctls.keep(_FORWARDING)
+            self._sysctls.enforce(_FORWARDING)
         if self._agent.ipv6:
-            self._sysctls.keep(_FORWARDING6)
+            self._sysctls.enforce(_FORWARDING6)
         if not self._protects:
             return
         wanted = reserved_ports(
             self._sysctls.read(_LOCAL) or "", self._sysctls.read(_RESERVED) or "", self._range
         )
         if wanted is not None:
-            self._sysctls.keep({_RESERVED: wanted})
+            self._sysctls.enforce({_RESERVED: wanted})
 
 
 class ServingAddresses:
@@ -335,7 +335,7 @@ class ServingAddresses:
         found = node_port_addresses(devices, self._node_ips(), self._selection)
         return {ip: row for ip, row in found.items() if self._on[ip.version]}
 
-    def towards_nodes(self, devices: Iterable[Device]) -> str:
+    def node_facing_device(self, devices: Iterable[Device]) -> str:
         """Return the device towards other nodes; empty if there is none."""
         return direct_device(devices, self._node_ips(), self._selection)
 
@@ -396,7 +396,7 @@ class NodePorts:
         return self._direct.get(_NODE) or ""
 
     def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
-        return {_NODE: self._serving.towards_nodes(devices)}
+        return {_NODE: self._serving.node_facing_device(devices)}
 
     def _served(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[IPAddress, NodePortAddress]:
         return self._serving.served(devices)
@@ -414,7 +414,7 @@ class NodePorts:
         device = self._serving.direct_device
         if device and not any(matches(device, each.name) for each in self._devices.all()):
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
-        self._kernel.keep()
+        self._kernel.apply()
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
         self._log.info("external clients are served", node_port_addresses=served)
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hive.client import agent_options, ask
-from hive.dbg.go_text import go_duration, short_ago
+from hive.dbg.go_text import go_duration, short_age
 from hive.dbg.health import paths_of, reach
 from hive.output import fitted, shown_as_document, table_width
 
@@ -59,7 +59,7 @@ def _row(node: Json) -> dict[str, str]:
         for title, part in _PARTS.items()
         for kind in ("icmp", "http")
     }
-    return {"name": node["name"], "status": node_state(node), "since": short_ago(node.get("since")), **cells}
+    return {"name": node["name"], "status": node_state(node), "since": short_age(node.get("since")), **cells}
 
 
 def _outcome(outcome: Json | None) -> str:

@@ -13,7 +13,7 @@ from cells.datapath.generation import read_object
 from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.datapath.trial import Preloaded, PreloadedPrograms, load_tried
 from cells.maps.map import Map, create_map
-from cells.maps.node_maps import PreparedMaps, node_specs, stand_in_spec
+from cells.maps.node_maps import PreparedMaps, node_specs, placeholder_spec
 from hive.agent.forecast import Forecast, forecast
 from lifecycle import Cell, Sources, supply
 
@@ -50,7 +50,7 @@ def make_maps(wanted: Forecast) -> tuple[Map, ...]:
     with ExitStack() as parts:
         made = []
         for attribute, full in node_specs(wanted.maps).items():
-            spec = full if attribute in wanted.used else stand_in_spec(full)
+            spec = full if attribute in wanted.used else placeholder_spec(full)
             table = parts.enter_context(create_map(spec))
             table.spec = spec
             made.append(table)

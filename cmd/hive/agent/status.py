@@ -46,7 +46,7 @@ def command(
     answer = _answer(wanted, agent_socket, headers, timeout)
     if shown_as_document(answer, output):
         return
-    wrong = trouble(answer)
+    wrong = worst_problem(answer)
     if brief:
         click.echo(f"error in {wrong}" if wrong else "OK")
     else:
@@ -70,14 +70,14 @@ def _answer(wanted: str | None, agent_socket: Path, headers: dict[str, str], tim
             if wanted != "ok" or late:
                 raise
         else:
-            if wanted is None or bool(trouble(answer)) == (wanted == "degraded"):
+            if wanted is None or bool(worst_problem(answer)) == (wanted == "degraded"):
                 return answer
             if late:
                 raise click.ClickException(f"the agent is not {wanted} within {timeout:g} s")
         time.sleep(PAUSE)
 
 
-def trouble(answer: dict[str, Any]) -> str:
+def worst_problem(answer: dict[str, Any]) -> str:
     """Return what is wrong, the most severe first; empty if all is well. Texts are those of cilium-dbg."""
     state = answer.get("cilium") or _UNKNOWN
     if state["state"] not in HEALTHY:

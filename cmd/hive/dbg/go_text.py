@@ -264,7 +264,7 @@ def ago(text: str | None) -> str:
     return "never" if moment is None else f"{go_duration(_seconds_since(moment) * 10**9)} ago"
 
 
-def short_ago(text: str | None) -> str:
+def short_age(text: str | None) -> str:
     """Return the age of a time in its largest unit, like Kubernetes; ``n/a`` without a time."""
     moment = time_of(text or "")
     if moment is None:

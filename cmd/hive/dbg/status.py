@@ -17,7 +17,7 @@ from hive.dbg.go_text import (
     output_option,
     parse_duration,
     printed,
-    short_ago,
+    short_age,
     table,
 )
 from hive.dbg.requests import RequestFailedError, ask, decoded, send, socket_path
@@ -531,6 +531,6 @@ def _leaves(lines: Iterable[tuple[str, Json | None]]) -> Iterator[str]:
             continue
         level = str(row.get("Level", "")).upper()
         message = row.get("Message") or row.get("Error") or row.get("Final") or ""
-        since = short_ago(row.get("Updated", _NEVER))
+        since = short_age(row.get("Updated", _NEVER))
         yield f"{text}\t[{level}] {message} ({since}, x{row.get('Count', 0)})"
     yield ""

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from cells.policy.explain import ANY_PORT, OTHER, PORTS, Explained, ExplainedDirection, Way, headline
+from cells.policy.explain import (
+    ANY_PORT,
+    OTHER,
+    PORTS,
+    Explained,
+    ExplainedConnection,
+    ExplainedDirection,
+    headline,
+)
 from cells.policy.explain.directory import POD, SERVICE
 from hive.agents import AgentError
 
@@ -35,7 +43,7 @@ async def explain_everywhere(agents: Agents, query: Query) -> Explained:
     answers, problems = await _ask_first(agents, ends or list(await agents.pods()), query, every=not ends)
     if not answers:
         raise next((one for one in problems.values() if one.status == 400), next(iter(problems.values())))
-    ways: list[Way] = []
+    ways: list[ExplainedConnection] = []
     for (via, destination), ours in _by_destination(answers.values()).items():
         if len(ways) < MOST_BACKENDS and any(one.elsewhere for one in ours):
             question = dict(query)
@@ -78,12 +86,12 @@ async def _ask_first(
 
 async def _with_other_side(
     agents: Agents,
-    ours: Sequence[Way],
+    ours: Sequence[ExplainedConnection],
     query: Query,
     side: str,
     node: str,
     problems: Mapping[str, AgentError],
-) -> list[Way]:
+) -> list[ExplainedConnection]:
     """Add the decisions of the other end's agent, or the error."""
     if not node:
         return list(ours)
@@ -97,21 +105,21 @@ async def _with_other_side(
     return list(merged(ours, found.ways))
 
 
-def _port_of(way: Way) -> dict[str, str]:
+def _port_of(way: ExplainedConnection) -> dict[str, str]:
     """Return the port of a backend, which may differ from the service's."""
     port, _, protocol = way.port.partition("/")
     return {"port": port, "protocol": protocol} if port.isdigit() else {"port": "", "protocol": ""}
 
 
-def _missing(way: Way) -> str:
+def _missing(way: ExplainedConnection) -> str:
     return "egress" if any(one.direction == "ingress" for one in way.directions) else "ingress"
 
 
-def _by_destination(answers: Iterable[Explained]) -> dict[tuple[str, str], list[Way]]:
+def _by_destination(answers: Iterable[Explained]) -> dict[tuple[str, str], list[ExplainedConnection]]:
     """Group answers by frontend and destination; of several, the one with the most decisions."""
-    found: dict[tuple[str, str], list[Way]] = {}
+    found: dict[tuple[str, str], list[ExplainedConnection]] = {}
     for answer in answers:
-        own: dict[tuple[str, str], list[Way]] = {}
+        own: dict[tuple[str, str], list[ExplainedConnection]] = {}
         for way in answer.ways:
             own.setdefault((way.via, _FAMILY.sub("", way.destination)), []).append(way)
         for key, ways in own.items():
@@ -140,7 +148,7 @@ async def _node_of(agents: Agents, text: str) -> str:
 class _PortRange(NamedTuple):
     first: int
     last: int
-    way: Way
+    way: ExplainedConnection
 
 
 class _ByPort(NamedTuple):
@@ -148,16 +156,18 @@ class _ByPort(NamedTuple):
 
     named: Mapping[str, Sequence[_PortRange]]
     """Protocol -> ranges of ports with their answers."""
-    others: Way | None
+    others: ExplainedConnection | None
     """The answer for all other ports."""
 
-    def at(self, protocol: str, port: int) -> Way | None:
+    def at(self, protocol: str, port: int) -> ExplainedConnection | None:
         """Return the answer for a port."""
         named = self.named.get(protocol, ())
         return next((one.way for one in named if one.first <= port <= one.last), self.others)
 
 
-def merged(ours: Sequence[Way], theirs: Sequence[Way]) -> Iterator[Way]:
+def merged(
+    ours: Sequence[ExplainedConnection], theirs: Sequence[ExplainedConnection]
+) -> Iterator[ExplainedConnection]:
     """Merge the answers of both ends for one destination: a packet passes if both allow it."""
     families = sorted({_family(one) for one in (*ours, *theirs)} - {""}) or [""]
     for family in families:
@@ -167,7 +177,7 @@ def merged(ours: Sequence[Way], theirs: Sequence[Way]) -> Iterator[Way]:
         yield from _merged(mine, other, family)
 
 
-def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
+def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[ExplainedConnection]:
     rest = _both(mine.others, other.others, family)
     alone = True
     for protocol, last in PORTS.items():
@@ -190,7 +200,7 @@ def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
         yield msgspec.structs.replace(rest, port=ANY_PORT if alone else OTHER)
 
 
-def _by_port(ways: Iterable[Way]) -> _ByPort:
+def _by_port(ways: Iterable[ExplainedConnection]) -> _ByPort:
     named: dict[str, list[_PortRange]] = {}
     others = None
     for way in ways:
@@ -205,7 +215,9 @@ def _by_port(ways: Iterable[Way]) -> _ByPort:
     return _ByPort(named, others)
 
 
-def _both(mine: Way | None, other: Way | None, family: str) -> Way | None:
+def _both(
+    mine: ExplainedConnection | None, other: ExplainedConnection | None, family: str
+) -> ExplainedConnection | None:
     """Merge the answers of both ends for a port; None if one has none."""
     if mine is None or other is None:
         return None
@@ -215,7 +227,7 @@ def _both(mine: Way | None, other: Way | None, family: str) -> Way | None:
     }
     directions = [by_direction[name] for name in order if name in by_direction]
     denied = bool(mine.problem or other.problem) or any(not one.allowed for one in directions)
-    return Way(
+    return ExplainedConnection(
         destination=_FAMILY.sub("", mine.destination) + family,
         port=OTHER,
         via=mine.via,
@@ -227,7 +239,7 @@ def _both(mine: Way | None, other: Way | None, family: str) -> Way | None:
     )
 
 
-def _family(way: Way) -> str:
+def _family(way: ExplainedConnection) -> str:
     match = _FAMILY.search(way.destination)
     return match[0] if match is not None else ""
 

@@ -75,7 +75,7 @@ async def test_labels_wait_while_every_free_number_is_in_the_kernels_maps(
         await until(lambda: keys(etcd, "locks"))
         await until(lambda: not keys(etcd, "locks"))
         assert not found
-        identities.unhold(258)
+        identities.release_hold(258)
         await until(lambda: found == [258])
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.kernel
 class PlainWorld(World):
     """A node without IPv6, tunnel, egress gateways and clients outside."""
 
-    stand_ins = frozenset(
+    placeholders = frozenset(
         {"cilium_ct6_global", "cilium_ct_any6_global", "cilium_egress_gw_policy_v4", "cilium_tunnel_map"}
     )
 

@@ -108,7 +108,7 @@ class World:
     """A node with two pods, A and B, allow-all policies and a router address, and networks outside."""
 
     sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
-    stand_ins: frozenset[str] = frozenset()
+    placeholders: frozenset[str] = frozenset()
     """Maps that no cell of the node uses."""
 
     def __init__(
@@ -117,7 +117,7 @@ class World:
         """Load the packaged object, or ``data``, with ``more`` maps of its own."""
         self.maps: dict[str, Map] = {}
         for spec in map_specs(self.sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
-            spare = spec.name in self.stand_ins
+            spare = spec.name in self.placeholders
             self.maps[spec.name] = create_map(msgspec.structs.replace(spec, max_entries=1) if spare else spec)
         self.policies = {pod.id: create_map(policy_spec(pod.id, 256)) for pod in (A, B)}
         for pod_id, policy in self.policies.items():

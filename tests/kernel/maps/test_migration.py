@@ -81,7 +81,7 @@ async def test_entries_written_during_a_migration_are_copied(in_node: None) -> N
             node.maps.ct4_tcp.update(flow(2), entry(13))  # in the new one
             old.update(flow(7), entry(1))  # began in the old one
             old.update(flow(8), CtEntry(lifetime=int(time.monotonic()) - 5).pack())  # and has ended
-            await node.maps.settle()
+            await node.maps.remove_retired()
             assert dict(node.maps.ct4_tcp.items()) == {
                 flow(0): entry(10),
                 flow(1): entry(12),
@@ -101,7 +101,7 @@ async def test_an_interrupted_start_is_completed_by_the_next(in_node: None) -> N
                 old.update(flow(size), entry())
         async with agent(bpf_ct_global_tcp_max=4096) as node:
             assert node.maps.created == frozenset()
-            await node.maps.settle()
+            await node.maps.remove_retired()
             assert {key for key, _ in node.maps.ct4_tcp.items()} == {flow(0), flow(2048), flow(4096)}
             assert earlier_pins() == set()
 
@@ -114,7 +114,7 @@ async def test_an_interrupted_map_migration_is_completed_by_the_next_start(in_no
         pin(table.fd, GLOBALS / f"cilium_ct4_global_former_{number}")
     async with agent(bpf_ct_global_tcp_max=2048) as node:
         assert node.maps.ct4_tcp.lookup(flow(0)) == entry()
-        await node.maps.settle()
+        await node.maps.remove_retired()
         assert earlier_pins() == set()
 
 

@@ -115,7 +115,7 @@ def of_services(maps: Maps, _: PolicyMaps) -> None:
     maps.use("services4", "services6", "snat4", "snat6")
 
 
-def stand_ins() -> set[str]:
+def placeholders() -> set[str]:
     return {path.name for path in UNUSED.iterdir()}
 
 
@@ -132,18 +132,18 @@ async def test_a_map_that_nothing_uses_is_not_made(ipv6: bool, in_node: None) ->
         assert {table.spec.name for table in node.maps.conntrack} == {
             name for name in used if name.startswith("cilium_ct")
         }
-        assert stand_ins() == node.maps.unused
+        assert placeholders() == node.maps.unused
         assert {table.spec.max_entries for table in node.maps.all() if table not in node.maps.used()} == {1}
 
 
-async def test_stand_ins_are_the_same_after_a_restart(in_node: None) -> None:
+async def test_placeholders_are_the_same_after_a_restart(in_node: None) -> None:
     async with agent(of_services) as node:
         before = {table.spec.name: table.id for table in node.maps.all()}
     async with agent(of_services) as node:
         assert {table.spec.name: table.id for table in node.maps.all()} == before
 
 
-async def test_a_stand_in_follows_the_layout_of_its_map(in_node: None) -> None:
+async def test_a_placeholder_follows_the_layout_of_its_map(in_node: None) -> None:
     async with agent(of_services) as node:
         before = node.maps.maglev4.id, node.maps.reverse_sk4.id
     async with agent(of_services, bpf_lb_maglev_table_size=251) as node:
@@ -159,12 +159,12 @@ async def test_a_map_that_is_no_longer_used_goes_once_other_programs_are_in_forc
         number = node.maps.ct6_tcp.id
     async with agent(of_services) as node:
         assert pins() >= {"cilium_ct6_global", "cilium_tunnel_map"}  # which programs in force use until then
-        await node.maps.settle()
+        await node.maps.remove_retired()
         assert pins() & ALL == ALL - node.maps.unused
         assert node.maps.ct6_tcp.id != number
     async with agent(enable_ipv6=True) as node:
-        await node.maps.settle()
-        assert (pins() & ALL, stand_ins()) == (ALL, set())
+        await node.maps.remove_retired()
+        assert (pins() & ALL, placeholders()) == (ALL, set())
         assert node.maps.ct6_tcp.lookup(bytes(38)) is None
 
 

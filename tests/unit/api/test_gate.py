@@ -151,7 +151,7 @@ async def test_requests_waiting_for_a_failed_start_get_an_error(tmp_path: Path) 
 
 async def test_a_gate_that_closed_opens_again() -> None:
     gate = Gate()
-    answered = gate.guarded("/v1/endpoint", AsyncMock(return_value=Response(204)))
+    answered = gate.gated("/v1/endpoint", AsyncMock(return_value=Response(204)))
     gate.close()
     gate.open()
     gate.open()

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.api.limiter import Limiter, LimitExceeded, Parameters, RateBucket, Turn
+from cells.api.limiter import Admission, Limiter, LimitExceeded, Parameters, RateBucket
 from cells.api.metrics import limiter_families
 from cells.api.rate_limits import LimitSettings
 from cells.base.metrics import Histogram, MetricFamily
@@ -29,31 +29,31 @@ class Line:
     clock: VirtualClock
     let_in: list[str] = field(default_factory=list)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
-    tasks: dict[str, asyncio.Task[Turn | None]] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[Admission | None]] = field(default_factory=dict)
 
     def ask(
         self, name: str, takes: float = 1e9, vanished: Callable[[], Awaitable[None]] = anyio.sleep_forever
     ) -> None:
         """A request that takes so many seconds comes."""
 
-        async def asked() -> Turn | None:
+        async def asked() -> Admission | None:
             try:
-                turn = await self.limiter.enter(vanished)
+                admission = await self.limiter.enter(vanished)
             except LimitExceeded as refused:
                 self.refused.append((name, refused.outcome, str(refused)))
                 return None
             self.let_in.append(name)
             await asyncio.sleep(takes)
-            turn.done(200)
-            return turn
+            admission.done(200)
+            return admission
 
         self.tasks[name] = asyncio.create_task(asked())
 
     async def took(self, seconds: float, status: int = 200) -> None:
         """A request that takes so long comes and goes."""
-        turn = await self.limiter.enter()
+        admission = await self.limiter.enter()
         await self.clock.advance(seconds)
-        turn.done(status)
+        admission.done(status)
 
 
 @asynccontextmanager
@@ -282,9 +282,9 @@ async def test_at_once_fifty_stock_plugins_wait_for_less_than_a_second() -> None
 async def test_a_command_in_a_loop_never_waits(name: str, takes: float, pause: float) -> None:
     async with line(default(name)) as now:
         for _ in range(200):
-            turn = await now.limiter.enter()
+            admission = await now.limiter.enter()
             await now.clock.advance(takes)
-            turn.done(200)
+            admission.done(200)
             await now.clock.advance(pause)
         assert now.limiter.waits.sum == 0
 

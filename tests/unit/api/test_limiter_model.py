@@ -127,7 +127,7 @@ async def _ask(limiter: Limiter, asked: Asked, fate: Fate, now: Callable[[], flo
         return asyncio.sleep(min(asked.removed_after, 1e7))
 
     try:
-        turn = await limiter.enter(vanished)
+        admission = await limiter.enter(vanished)
     except LimitExceeded as refused:
         fate.refused, fate.done = refused.outcome, now()
         return
@@ -138,7 +138,7 @@ async def _ask(limiter: Limiter, asked: Asked, fate: Fate, now: Callable[[], flo
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(asked.takes)
     fate.done = now()
-    turn.done(200 if asked.succeeds else 500)
+    admission.done(200 if asked.succeeds else 500)
 
 
 def simulated(parameters: Parameters, asked: list[Asked], fates: list[Fate]) -> list[float]:

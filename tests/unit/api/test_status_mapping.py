@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from cells.api.operations.endpoint_models import controller
-from cells.api.operations.status import trouble, uncontrolled
+from cells.api.operations.status import degraded_message, uncontrolled
 from cells.observe.controllers import ControllerState
 from lifecycle import HealthStatus
 
@@ -26,7 +26,7 @@ def degraded(message: str, error: str | None) -> HealthStatus:
     ],
 )
 def test_an_error_is_reported_once(message: str, error: str | None, expected: str) -> None:
-    assert trouble(degraded(message, error)) == expected
+    assert degraded_message(degraded(message, error)) == expected
 
 
 def test_a_module_in_trouble_is_a_failing_controller() -> None:

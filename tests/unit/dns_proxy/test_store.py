@@ -60,7 +60,7 @@ class Names:
     def source(self) -> Callable[[], None]:
         return lambda: None
 
-    async def settled(self, addresses: Collection[IPAddress]) -> None:
+    async def wait_written(self, addresses: Collection[IPAddress]) -> None:
         del addresses
 
 

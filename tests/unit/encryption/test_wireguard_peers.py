@@ -90,7 +90,7 @@ def happen(event: dict[str, Any], peers: WireguardPeers, device: FakeDevice) -> 
             case "ipcache_delete":
                 peers.prefix_upserted(ip_network(event["prefix"]), None)
             case "restore_finished":
-                peers.heal()
+                peers.restore_changed()
             case "inject_failure":
                 device.fail_in = event["fail_in_calls"]
             case "device_gone":

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.policy.explain import Way
+from cells.policy.explain import ExplainedConnection
 from hive.agents import COMMAND, _packed
 from hive.policy.everywhere import merged
 from hive.ui.cluster import merged_matrix
@@ -237,14 +237,17 @@ def test_a_cell_of_the_matrix_is_what_both_nodes_decide(
 def test_ports_of_both_ends_are_put_together() -> None:
     """Every packet passes if both ends let it; ports that fare alike are one way."""
 
-    def side(name: str, **ports: bool) -> list[Way]:
+    def side(name: str, **ports: bool) -> list[ExplainedConnection]:
         texts = {"other": "any other port", "any": "any port"}
         return [
-            msgspec.convert(way(texts.get(port, port[1:].replace("_", "-") + "/TCP"), name, allowed=ok), Way)
+            msgspec.convert(
+                way(texts.get(port, port[1:].replace("_", "-") + "/TCP"), name, allowed=ok),
+                ExplainedConnection,
+            )
             for port, ok in ports.items()
         ]
 
-    def shown(*sides: list[Way]) -> dict[str, str]:
+    def shown(*sides: list[ExplainedConnection]) -> dict[str, str]:
         return {one.port: one.verdict for one in merged(*sides)}
 
     assert shown(side("egress", any=True), side("ingress", any=False)) == {"any port": "denied"}

@@ -61,7 +61,7 @@ async def sweep(maps: FakeMaps, *addresses: str) -> None:
     rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, tuple(routers)))
     known = IpcacheOver(maps.prefixes)
     local = LocalAddressesOver(maps.local)
-    local.keep(list(local.leftovers))
+    local.adopt(list(local.leftovers))
     target = HostEntries(local, known, structlog.get_logger())
     await Reconciler(rows, target, full_every=math.inf, name="hosts").sweep()
     known.discard(list(known.leftovers))

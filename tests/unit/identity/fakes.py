@@ -38,5 +38,5 @@ class SlowAllocator:
     def hold(self, number: int) -> None:
         self._numbers.hold(number)
 
-    def unhold(self, number: int) -> None:
-        self._numbers.unhold(number)
+    def release_hold(self, number: int) -> None:
+        self._numbers.release_hold(number)

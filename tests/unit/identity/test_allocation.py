@@ -136,8 +136,8 @@ async def test_a_restarted_node_keeps_its_numbers_while_the_server_is_away(
         assert list(objects(one)) == ["4711"]
         away.times = 0
         await eventually(lambda: "4712" in objects(one), within=30)
-        assert node.identities.stands_for(4711, WEB)
-        assert node.identities.stands_for(4712, DB)
+        assert node.identities.is_current(4711, WEB)
+        assert node.identities.is_current(4712, DB)
         assert await acquired(node, ("k8s:app=new",)) not in (4711, 4712)
 
 
@@ -149,8 +149,8 @@ async def test_a_number_that_means_something_else_now_is_given_up(one: Cluster, 
         assert await acquired(node, WEB, previous=4712) == 4712
         assert await acquired(node, ("k8s:app=x",), previous=4711) == 4711
         away.times = 0
-        await eventually(lambda: not node.identities.stands_for(4711, ("k8s:app=x",)), within=30)
-        await eventually(lambda: not node.identities.stands_for(4712, WEB))
+        await eventually(lambda: not node.identities.is_current(4711, ("k8s:app=x",)), within=30)
+        await eventually(lambda: not node.identities.is_current(4712, WEB))
         assert await acquired(node, WEB) == 4713
         assert await acquired(node, ("k8s:app=x",)) not in (4711, 4712, 4713)
 
@@ -161,7 +161,7 @@ async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Clus
         await eventually(lambda: node.objects.get(("", str(number))) is not None)
         one.delete("CiliumIdentity", str(number))
         await eventually(lambda: str(number) in objects(one))
-        assert node.identities.stands_for(number, WEB)
+        assert node.identities.is_current(number, WEB)
         marked = body(number, WEB)
         marked["metadata"]["annotations"] = {"io.cilium.heartbeat": "2026-01-01T00:00:00Z"}
         one.put(marked)

@@ -86,7 +86,7 @@ def test_a_held_number_is_given_only_to_its_restored_owner(identities: Identitie
 
 def test_a_number_that_is_held_no_more_is_free(identities: Identities) -> None:
     identities.hold(FIRST)
-    identities.unhold(FIRST)
+    identities.release_hold(FIRST)
     assert number(identities, WEB) == FIRST
 
 

@@ -14,7 +14,14 @@ from cells.base.addresses import Family, IPNetwork
 from cells.node.devices import Device
 from cells.node.ipam import Ipam, cell
 from cells.node.ipam.allocator import Clock
-from cells.node.ipam.pools import AssignedPools, Demand, PodPools, PoolRequest, PoolState, round_up_demand
+from cells.node.ipam.pools import (
+    AddressDemand,
+    AssignedPools,
+    PodPools,
+    PoolRequest,
+    PoolState,
+    round_up_demand,
+)
 from cells.node.ipam.ranges import IpamError, IpamLaterError, PodRange
 from lifecycle import Hive, Table, invoke, replace, supply
 from lifecycle.testing import eventually
@@ -113,11 +120,11 @@ def test_needs_are_rounded_up_with_some_ahead(needed: int, ahead: int, asked: in
 
 def test_demand_of_cancelled_requests_is_not_requested() -> None:
     clock = FakeClock()
-    demand = Demand({}, clock)
-    demand.wanted("p", V4, "default/a")
-    demand.wanted("p", V4, "default/b")
+    demand = AddressDemand({}, clock)
+    demand.add_pending("p", V4, "default/a")
+    demand.add_pending("p", V4, "default/b")
     assert demand.needed({}, [V4]) == {("p", V4): 2}
-    demand.met("p", V4, "default/a")
+    demand.remove_pending("p", V4, "default/a")
     assert demand.needed({("p", V4): 1}, [V4]) == {("p", V4): 2}
     clock.time += 301
     assert demand.needed({("p", V4): 1}, [V4]) == {("p", V4): 1}

@@ -451,7 +451,7 @@ async def test_a_connection_that_ends_as_it_is_used_again_fails_no_request_that_
         for number, method in enumerate(("GET", "PUT", "DELETE", "PATCH"), 1):
             assert await client.raw(method, "/test", None, b"{}", media) == BODY
             assert connections == number + 1
-            assert not client.reach.away
+            assert not client.reachability.unreachable
         for method, media in (("POST", b"application/json"), ("PATCH", b"application/json-patch+json")):
             before = dropped
             with pytest.raises(UnreachableError):  # it may have been done

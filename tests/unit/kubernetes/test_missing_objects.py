@@ -97,7 +97,7 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
             assert "a relist lacks" in node.health_message()
             await eventually(lambda: one.get("CiliumIdentity", str(number)) is not None)
             assert node.names() == {"a", "b", "c"}
-            assert node.identities.stands_for(number, WEB)
+            assert node.identities.is_current(number, WEB)
             one.put(pod("a", NODE))
             one.put(pod("d", NODE))
             await eventually(lambda: node.names() == {"a", "b", "c", "d"})
@@ -106,7 +106,7 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
             one.put(OWN)
             await eventually(lambda: node.names() == {"a", "d"})
             assert node.health_message() == "no objects are missing"
-            assert node.identities.stands_for(number, WEB)
+            assert node.identities.is_current(number, WEB)
             one.delete("Pod", "a", "default")
             await eventually(lambda: node.names() == {"d"})
     finally:

@@ -140,7 +140,7 @@ async def test_without_an_answer_in_time_all_have_failed_and_are_not_repeated() 
 
     async with listening(serve) as port, client_of(f"http://127.0.0.1:{port}", 0.05) as client:
         assert await deleted(client, *"ab") == [UnreachableError] * 2
-        assert client.reach.away
+        assert client.reachability.unreachable
         silent.set()
 
 
@@ -155,4 +155,4 @@ async def test_a_server_without_a_store_is_left_for_the_next() -> None:
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}"
     async with serving(lambda _: refusal) as (_, client):
         assert await deleted(client, *"ab") == [ApiError] * 2
-        assert client.reach.away
+        assert client.reachability.unreachable

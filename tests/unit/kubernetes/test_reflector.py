@@ -251,7 +251,7 @@ async def test_the_first_errors_of_a_server_that_is_back_are_retried_soon(
                 server.faults.add(Fault(on(PODS_PATH), times=1, status=429, headers={"Retry-After": "1"}))
                 server.faults.add(Fault(on(PODS_PATH), times=1, status=410))
 
-        monkeypatch.setattr(world.client.reach, "pause", pause)
+        monkeypatch.setattr(world.client.reachability, "pause", pause)
         server.faults.add(Fault(on(PODS_PATH), times=away, close=True))
         await reach(lambda: world.names() == {"a"})
     before, after = pauses[:away], pauses[away:]

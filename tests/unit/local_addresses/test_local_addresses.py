@@ -69,7 +69,7 @@ async def test_rows_of_a_previous_agent_stay_until_all_sources_are_initialized()
     local = LocalAddressesOver(kernel)
     source = local.table.initializer("endpoint-restore")
     local.put_host(IPv4Address("192.0.2.1"))
-    local.keep([POD, IPv4Address("192.0.2.2"), IPv4Address("10.0.1.9")])
+    local.adopt([POD, IPv4Address("192.0.2.2"), IPv4Address("10.0.1.9")])
     assert kernel.writes == []
     assert set(local.leftovers) == {OTHER, IPv4Address("192.0.2.2")}
     source.done()

@@ -16,12 +16,12 @@ from cells.maps.records.flows import (
     DEVICE_XDP,
     DeviceConfig,
 )
-from cells.masquerade.devices import Families, MasqueradeSettings, native_devices
+from cells.masquerade.devices import MasqueradeSettings, ProgramNeeds, native_devices
 from cells.node.devices import Device
 
 MAC = bytes.fromhex("0a0000000001")
 RANGES = (IPv4Network("10.1.0.0/16"), IPv6Network("fd00:10:1::/64"))
-BOTH = Families(RANGES, ipv4=True, ipv6=True)
+BOTH = ProgramNeeds(RANGES, ipv4=True, ipv6=True)
 
 
 def device(
@@ -34,9 +34,9 @@ ETH0 = device(2, "eth0", "192.0.2.7/24", "192.0.2.8/24", "2001:db8::7/64")
 ETH1 = device(3, "eth1", "198.51.100.7/24")
 
 
-def served(*devices: Device, families: Families = BOTH, **settings: Any) -> Any:
+def served(*devices: Device, needs: ProgramNeeds = BOTH, **settings: Any) -> Any:
     """Names of the devices, and what they know."""
-    found = native_devices(devices, MasqueradeSettings(**settings), families, [])
+    found = native_devices(devices, MasqueradeSettings(**settings), needs, [])
     return {each.name: each.config for each in found.values()}
 
 
@@ -60,9 +60,9 @@ def test_one_device_may_have_the_address_for_all() -> None:
 
 
 def test_a_family_that_is_off_is_left_alone() -> None:
-    found = served(ETH0, families=Families(RANGES, ipv4=True, ipv6=False))
+    found = served(ETH0, needs=ProgramNeeds(RANGES, ipv4=True, ipv6=False))
     assert found["eth0"].flags == DEVICE_MASQUERADE_IPV4
-    assert served(ETH0, families=Families(RANGES, ipv4=False, ipv6=False)) == {}
+    assert served(ETH0, needs=ProgramNeeds(RANGES, ipv4=False, ipv6=False)) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_masquerade_networks_and_exceptions_of_the_settings_are_written() -> Non
 
 
 def test_where_only_tunnels_lead_to_pods_other_nodes_see_the_node() -> None:
-    tunnelled = Families(RANGES, ipv4=True, ipv6=True, tunnelled=True)
-    assert served(ETH0, families=tunnelled)["eth0"].flags & DEVICE_REMOTE_NODES
+    tunnelled = ProgramNeeds(RANGES, ipv4=True, ipv6=True, tunnelled=True)
+    assert served(ETH0, needs=tunnelled)["eth0"].flags & DEVICE_REMOTE_NODES
     assert not served(ETH0)["eth0"].flags & DEVICE_REMOTE_NODES
 
 
@@ -117,8 +117,8 @@ def test_iptables_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(("kind", "mac"), [("tun", b""), ("wireguard", b""), ("ipip", bytes([192, 0, 2, 7]))])
 def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> None:
     wan = device(9, "wan", "203.0.113.7/24", kind=kind, mac=mac)
-    families = Families(RANGES, ipv4=True, ipv6=True, accelerated=True)
-    entry = served(replace(wan, named=True), families=families)["wan"]
+    needs = ProgramNeeds(RANGES, ipv4=True, ipv6=True, accelerated=True)
+    entry = served(replace(wan, named=True), needs=needs)["wan"]
     assert (entry.l3, entry.ipv4) == (True, IPv4Address("203.0.113.7"))
     assert not entry.flags & DEVICE_XDP  # their drivers have no frames to look into
     assert ("wan" in served(wan)) == (kind == "tun")  # tunnels must be named

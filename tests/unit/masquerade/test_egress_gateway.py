@@ -214,7 +214,7 @@ class RecordedSysctls(Sysctls):
     def __init__(self) -> None:
         self.retained: dict[str, str] = {}
 
-    def keep(self, settings: Mapping[str, str]) -> None:
+    def enforce(self, settings: Mapping[str, str]) -> None:
         self.retained |= settings
 
     def release(self, names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import guard
-from cells.cluster.nodes.guard import CLAIMS, NodeGrants, claims_of, guarded
+from cells.cluster.nodes.guard import CLAIMS, NodeGrants, claims_of, without_refused_claims
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import ReadTable, Table
@@ -40,7 +40,7 @@ class Claims:
 
     def anew(self) -> dict[str, ClusterNode]:
         """What all of them give at once."""
-        return guarded(self.claimed.all(), self.devices.all(), SELF)
+        return without_refused_claims(self.claimed.all(), self.devices.all(), SELF)
 
 
 def node(number: int, *ranges: IPv4Network, at: int, router: int, created: str = "") -> ClusterNode:
@@ -108,9 +108,9 @@ def test_a_changed_node_costs_one_node_whatever_the_size_of_the_cluster(
 
     def counted(nodes: list[ClusterNode], devices: list[Device], name: str) -> dict[str, ClusterNode]:
         looked_at.append(len(nodes))
-        return guarded(nodes, devices, name)
+        return without_refused_claims(nodes, devices, name)
 
-    monkeypatch.setattr(guard, "guarded", counted)
+    monkeypatch.setattr(guard, "without_refused_claims", counted)
     claims = Claims()
     members = [
         node(one, IPv4Network((int(BASE) + 256 * one, 24)), at=100_000 + one, router=256 * one + 1)

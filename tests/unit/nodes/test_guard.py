@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cells.base.addresses import IPNetwork
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import guard
-from cells.cluster.nodes.guard import RefusedClaims, guarded
+from cells.cluster.nodes.guard import RefusedClaims, without_refused_claims
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import Hive, ReadTable, Table, invoke, module, provide, supply
@@ -45,7 +45,7 @@ OWN = node(1, "10.1.0.0/24", "fd01::/112", local=True)
 
 
 def found(*nodes: ClusterNode) -> dict[str, ClusterNode]:
-    return guarded([OWN, *nodes], DEVICES, SELF)
+    return without_refused_claims([OWN, *nodes], DEVICES, SELF)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_agents_take_from_their_ranges_is_in_them(what: str, ip: str, reaso
     own = msgspec.structs.replace(
         ROUTED, addresses=(*ROUTED.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("fd01::1")))
     )
-    rows = guarded([own, node(3, "10.3.0.0/24"), claimed], DEVICES, SELF)
+    rows = without_refused_claims([own, node(3, "10.3.0.0/24"), claimed], DEVICES, SELF)
     row = rows["default/n2"]
     assert rows["default/n3"].refused == (), "the older object takes nothing of others by its router"
     if not reason:
@@ -149,7 +149,7 @@ def test_routers_may_be_outside_of_ranges_where_this_node_s_is() -> None:
     thief = msgspec.structs.replace(
         thief, addresses=(*thief.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("10.2.0.9")))
     )
-    rows = guarded([own, thief, claimed], DEVICES, SELF)
+    rows = without_refused_claims([own, thief, claimed], DEVICES, SELF)
     assert router in rows["default/n2"].addresses
     assert rows["default/n2"].refused == ("health address 10.254.0.3 is in no range of its pods",)
     assert rows["default/n3"].refused == ("router address 10.2.0.9 is in a range of default/n2",)
@@ -185,7 +185,7 @@ def test_this_node_loses_no_range_and_does_not_announce_a_wrong_one(
     own = node(1, "10.1.0.0/24", claimed, created="2026-01-02T00:00:00Z", local=local)
     elder = node(3, "10.3.3.0/24", created="2026-01-01T00:00:00Z")
     younger = node(4, "10.1.0.0/16", created="2026-01-03T00:00:00Z")
-    row = guarded([own, younger, elder], DEVICES, SELF)[SELF]
+    row = without_refused_claims([own, younger, elder], DEVICES, SELF)[SELF]
     assert list(row.all_cidrs()) == list(own.all_cidrs())
     assert row.unannounced == (ip_network(claimed),)
     assert row.refused == (f"range {claimed} {reason}: in use here, not announced",)
@@ -196,7 +196,7 @@ def test_a_node_with_ranges_of_its_own_announces_them_all() -> None:
     router = NodeIP(CILIUM_INTERNAL_IP, ip_address("10.1.0.1"))
     own = msgspec.structs.replace(own, addresses=(*own.addresses, router))
     bridge = Device(9, "cni0", "", bytes(6), 1500, True, (ip_interface("10.1.0.2/24"),))
-    assert guarded([own, node(2, "10.2.0.0/24")], [*DEVICES, bridge], SELF)[SELF] is own
+    assert without_refused_claims([own, node(2, "10.2.0.0/24")], [*DEVICES, bridge], SELF)[SELF] is own
 
 
 RANGES = st.builds(

@@ -55,14 +55,14 @@ async def test_a_name_opens_the_port_for_its_addresses_and_not_longer_than_it_ha
         node.names.learn("a.example.", [ONE])
         node.names.learn("b.example.", [ONE, TWO])
         assert node.names.stale([ONE])
-        await node.names.settled([ONE, TWO])
+        await node.names.wait_written([ONE, TWO])
         number = node.kernel.identities[f"{ONE}/32"]
         assert number == node.kernel.identities[f"{TWO}/32"], "the same labels are one identity"
         assert labels_of(node)[f"{ONE}/32"] == ("fqdn:*.example", "reserved:world")
         web = PolicyKey(number, egress=True, protocol=6, port=443, port_bits=16)
         assert node.entries[web] == PolicyEntry()
         node.names.forget("a.example.", [ONE])
-        await node.names.settled([ONE])
+        await node.names.wait_written([ONE])
         assert f"{ONE}/32" in node.kernel.identities, "the other name has it"
         node.names.forget("b.example.", [ONE, TWO])
         await eventually(lambda: not labels_of(node) and web not in node.entries)
@@ -118,7 +118,7 @@ async def test_a_recorded_fqdn_case_is_reproduced(name: str, tmp_path: Path, cou
         for answer in recording["dns_answers"]:
             addresses = [ip_address(one) for one in answer["ips"]]
             node.names.learn(canonical_name(answer["name"]), addresses)
-            await node.names.settled(addresses)
+            await node.names.wait_written(addresses)
         labels = {one["id"]: tuple(one["labels"]) for one in recording["identities"]}
         wanted: dict[IPNetwork, tuple[str, ...]] = {
             ip_network(one["prefix"]): labels[one["identity"]] for one in expected["ipcache"]

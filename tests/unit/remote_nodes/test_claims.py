@@ -30,9 +30,9 @@ pytestmark = pytest.mark.anyio
 BOTH = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
 
 
-def claims(node: ClusterNode, worlds: dict[Family, int]) -> dict[str, tuple[int, str]]:
+def claims(node: ClusterNode, world: dict[Family, int]) -> dict[str, tuple[int, str]]:
     return {
-        str(claim.prefix): (claim.identity, str(claim.tunnel_endpoint)) for claim in claims_of(node, worlds)
+        str(claim.prefix): (claim.identity, str(claim.tunnel_endpoint)) for claim in claims_of(node, world)
     }
 
 

@@ -49,14 +49,14 @@ class FakePrograms:
 class World:
     """A node with a router of both families; ``run()`` makes it right once."""
 
-    def __init__(self, links: FakeLinks, strays: tuple[IPAddress, ...] = (), mtu: int = 1500) -> None:
+    def __init__(self, links: FakeLinks, outside_pods: tuple[IPAddress, ...] = (), mtu: int = 1500) -> None:
         self.links = links
         self.programs = FakePrograms()
         self.settings = 0
         self.kernel = RouterKernel(links, self.programs, structlog.get_logger(), write_settings=self._count)
         self.table: Table[str, RouterObject] = Table("router", key=lambda row: row.key)
         with self.table.txn() as rows:
-            for row in router_objects(BOTH, strays, mtu).values():
+            for row in router_objects(BOTH, outside_pods, mtu).values():
                 rows.put(row)
 
     def _count(self) -> None:
@@ -167,9 +167,9 @@ async def test_what_the_kernel_gave_the_device_stays() -> None:
 
 async def test_pods_outside_of_the_range_have_a_route_each() -> None:
     links = FakeLinks(HOST, NET)
-    strays = (IPv4Address("10.9.0.7"), IPv6Address("fd00:9::7"))
+    outside_pods = (IPv4Address("10.9.0.7"), IPv6Address("fd00:9::7"))
     links.routed = [RouteInfo(2, ip_network("10.9.0.8/32"), ROUTER, ROUTER, by_kernel=False)]
-    done = await World(links, strays).run()
+    done = await World(links, outside_pods).run()
     assert done[5:] == [
         "route 10.9.0.7/32 via 10.0.1.5 src 10.0.1.5",
         "route fd00:9::7/128 via None src fd00:1::5",

@@ -253,7 +253,7 @@ class Run:
         return {"status": 200, "body": ""}
 
     def _reported(self) -> list[ServedFrontend]:
-        return [ServedFrontend(one.id, one.shown) for one in self.served.all()]
+        return [ServedFrontend(one.id, one.in_maps) for one in self.served.all()]
 
     def _redirect(self, op: str, object_: Json) -> None:
         if op.endswith("delete"):
@@ -318,7 +318,7 @@ class Run:
     def _answer(self, event: Json) -> Json:
         answers = {}
         if self.options.enable_health_check_nodeport:
-            answers = health_answers(one.shown for one in self.served.all())
+            answers = health_answers(one.in_maps for one in self.served.all())
         answer = answers.get(event["port"])
         if answer is None:
             return None
@@ -358,7 +358,7 @@ class Run:
 
 
 def _shown(served: ServedFrontend, ids: dict[Any, int]) -> Json:
-    frontend = served.shown
+    frontend = served.in_maps
     shown: dict[str, Any] = {
         "id": served.id,
         "addr": str(frontend.key),

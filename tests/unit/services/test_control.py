@@ -22,7 +22,7 @@ from cells.services import (
 )
 from cells.services.control import ServedFrontend, ServiceConflict
 from cells.services.control.balancer import LoadBalancer
-from cells.services.control.tables import ImplementationDelays, Shortage, served_frontends
+from cells.services.control.tables import ImplementationDelays, MapFullFrontends, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.control.watch import ServiceWatch
 from cells.services.map_entries import (
@@ -188,13 +188,13 @@ async def test_a_full_service_map_degrades_health_and_is_retried(folder: Path) -
             )
         )
         assert maps.slots() == -1
-        shortage = hive.get(Shortage)
-        state, text = shortage.state()
-        assert (state, len(shortage)) == ("Warning", 1)
+        map_full = hive.get(MapFullFrontends)
+        state, text = map_full.state()
+        assert (state, len(map_full)) == ("Warning", 1)
         assert "1 frontend is not served" in text
         maps.full = False
         await eventually(lambda: maps.slots() == 2)
-        await eventually(lambda: shortage.state() == ("Ok", ""))
+        await eventually(lambda: map_full.state() == ("Ok", ""))
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
 
 

@@ -61,14 +61,14 @@ def test_ipv6_forwards_and_devices_that_listen_to_routers_go_on_to(tmp_path: Pat
 async def test_only_what_differs_is_written(tmp_path: Path) -> None:
     same, other = setting(tmp_path, "a", "0\n"), setting(tmp_path, "b", "2\n")
     async with hive(tmp_path).started() as started:
-        started.get(Sysctls).keep({"a": "0", "b": "0"})
+        started.get(Sysctls).enforce({"a": "0", "b": "0"})
         assert (same.read_text(), other.read_text()) == ("0\n", "0")
 
 
 async def test_a_setting_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     async with hive(tmp_path).started() as started:
         with pytest.raises(HiveError) as caught:
-            started.get(Sysctls).keep({"net/ipv4/conf/all/rp_filter": "0"})
+            started.get(Sysctls).enforce({"net/ipv4/conf/all/rp_filter": "0"})
         assert str(caught.value) == (
             "cannot set net.ipv4.conf.all.rp_filter=0: No such file or directory; "
             f"make {tmp_path} writable for the agent, or set it on the node"
@@ -79,7 +79,7 @@ async def test_a_changed_sysctl_is_restored(tmp_path: Path) -> None:
     retained, once = setting(tmp_path, "a", "0"), setting(tmp_path, "b", "0")
     async with hive(tmp_path).started() as started:
         sysctls = started.get(Sysctls)
-        sysctls.keep({"a": "1"})
+        sysctls.enforce({"a": "1"})
         sysctls.write({"b": "1"})
         statuses = started.get(Tables).get("sysctls-status")
         await eventually(lambda: len(statuses) == 1)

@@ -68,7 +68,7 @@ class Node:
         )
         programs = fake(Datapath, attach_tunnel=self.attached.add, serves_tunnel=self.attached.__contains__)
         maps = fake(TunnelMaps, facts=lambda: self.facts, set_facts=self.set_facts)
-        sysctls = fake(Sysctls, keep=self.sysctls.update, read=self.sysctls.get)
+        sysctls = fake(Sysctls, enforce=self.sysctls.update, read=self.sysctls.get)
         return TunnelKernel(settings, links, programs, maps, sysctls, fake(Logger, info=log, warning=log))
 
     async def start(self, settings: TunnelSettings) -> None:

@@ -24,11 +24,11 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
     client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0, timeout=30)
     with pytest.raises(KubernetesError):
         await client.create(PODS, {}, "default")
-    assert client.reach.away
+    assert client.reachability.unreachable
     woken: list[float] = []
 
     async def wait() -> None:
-        await client.reach.pause(3600)
+        await client.reachability.pause(3600)
         woken.append(time.monotonic())
 
     async with anyio.create_task_group() as group:
@@ -40,7 +40,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
         async with server.serving(port=port):
             await eventually(lambda: len(woken) == 20, within=30)
             group.cancel_scope.cancel()
-    assert not client.reach.away
+    assert not client.reachability.unreachable
     assert max(woken) > min(woken), "not all at once"
     await client.reset()
 
@@ -48,7 +48,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
 async def test_a_pause_with_a_reachable_server_lasts_its_duration() -> None:
     client = connect(Access(servers=("http://127.0.0.1:1",)))
     began = time.monotonic()
-    await client.reach.pause(0.05)
+    await client.reachability.pause(0.05)
     assert time.monotonic() - began >= 0.05
     with anyio.fail_after(30):
-        await client.reach.pause()  # no server is away: there is nothing to wait for
+        await client.reachability.pause()  # no server is away: there is nothing to wait for
