@@ -26,10 +26,10 @@ __all__ = [
     "described",
     "exit_code",
     "explain",
+    "is_garbage_collected",
     "leaves",
     "suggestion",
     "texts",
-    "thrown_away",
 ]
 
 
@@ -173,7 +173,7 @@ def as_failure(error: BaseException, who: str) -> Exception:
     return failure
 
 
-def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
+def is_garbage_collected(task: "asyncio.Task[Any] | None") -> bool:
     """Whether the coroutine of `task` is garbage-collected without a running event loop."""
     try:
         return asyncio.current_task() is not task

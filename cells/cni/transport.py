@@ -19,7 +19,7 @@ from typing import Final
 
 from cells.cni.protocol import FALLBACK_VERSION, MAX_PACKET, CniError, encode_reply, error_json
 from lifecycle import HiveError, Logger, UsageError
-from lifecycle.http import clear_socket, turns_of
+from lifecycle.http import clear_socket, fair_queue_of
 
 BACKLOG: Final = 1024
 _PATH_LIMIT: Final = 107
@@ -226,7 +226,10 @@ class PacketServer:
 
         An API request then waits for at most one turn.
         """
-        if not self._yielded_once and self._loop.time() - turns_of(self._loop).taken_at < _API_BUSY_SECONDS:
+        if (
+            not self._yielded_once
+            and self._loop.time() - fair_queue_of(self._loop).requested_at < _API_BUSY_SECONDS
+        ):
             self._yielded_once = True
             self._loop.call_soon(self._end_turn)
             return
@@ -273,7 +276,7 @@ class PacketServer:
             return True
         with memoryview(self._buffer) as buffer, buffer[:length] as packet:
             self._handle(connection, packet)
-        turns_of(self._loop).preceded_at = self._loop.time()
+        fair_queue_of(self._loop).priority_work_at = self._loop.time()
         return True
 
     def _drop(self, connected: socket.socket) -> None:

@@ -31,7 +31,7 @@ from cells.hubble.parser.resolver import Resolver
 from cells.hubble.rpc.observer import GetFlowsResponse
 from cells.hubble.scalars import varint
 from cells.observe.events import Lost, Sample
-from lifecycle.http import turns_of
+from lifecycle.http import fair_queue_of
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
 """Message types (first bytes) of records that become flows: drop, capture, trace, policy verdict, socket."""
@@ -266,7 +266,7 @@ class ReaderScheduler:
             self._round_start = None
         if self._busy >= _BUSY_LIMIT:
             self._busy = 0.0
-            if self._yielding and now - turns_of(loop).preceded_at < _ADD_WINDOW:
+            if self._yielding and now - fair_queue_of(loop).priority_work_at < _ADD_WINDOW:
                 loop.call_later(_PAUSE, self._run_round)
                 return
         if not self._waiting:

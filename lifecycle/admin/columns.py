@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-__all__ = ["Columns", "Golden", "aligned", "columns_of", "fitted", "left_out_note", "wrapped"]
+__all__ = ["Columns", "TableView", "aligned", "columns_of", "fitted", "left_out_note", "wrapped"]
 
 _GAP = "   "
 _LEAST = 10
@@ -128,7 +128,7 @@ def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
     return "".join([table.header(), *map(table.line, found)])
 
 
-class Golden(msgspec.Struct, frozen=True):
+class TableView(msgspec.Struct, frozen=True):
     """A user-defined view of a table: some of its columns, all of its rows."""
 
     columns: tuple[str, ...]
@@ -136,7 +136,7 @@ class Golden(msgspec.Struct, frozen=True):
     rows: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def read(cls, page: str) -> "Golden":
+    def read(cls, page: str) -> "TableView":
         """Parse a view. Empty lines and lines that begin with # are ignored.
 
         Raises ValueError without a header.

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lifecycle.admin.browse import Follower, TableRow, rows, tables_info
-from lifecycle.admin.columns import Columns, Golden, aligned, columns_of, fitted, left_out_note
+from lifecycle.admin.columns import Columns, TableView, aligned, columns_of, fitted, left_out_note
 from lifecycle.admin.history import TableHistory
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
@@ -178,7 +178,7 @@ class TableCommands(Commands):
         name, file = given.words
         table = self._table(name)
         try:
-            golden = Golden.read(state.text_of(file))
+            golden = TableView.read(state.text_of(file))
             wanted = re.compile(given.flags["grep"])
         except (ValueError, re.error) as error:
             raise CommandError(f"{file}: {error}") from None

@@ -1,7 +1,7 @@
 """The graph of a hive as a value: drawings, queries, comparison, JSON, the HTML page."""
 
-from lifecycle.graph.diff import Altered, diff
 from lifecycle.graph.diff import Change as GraphChange
+from lifecycle.graph.diff import ChangedField, diff
 from lifecycle.graph.parts import (
     ConstructorInfo,
     Edge,
@@ -20,7 +20,7 @@ from lifecycle.graph.views import differences, show
 from lifecycle.injection.cycles import Circle
 
 __all__ = [
-    "Altered",
+    "ChangedField",
     "Circle",
     "ConstructorInfo",
     "Edge",

@@ -7,7 +7,7 @@ import msgspec
 
 from lifecycle.graph.parts import Parts
 
-__all__ = ["KINDS", "Altered", "Change", "diff"]
+__all__ = ["KINDS", "Change", "ChangedField", "diff"]
 
 KINDS = ("modules", "constructors", "edges", "invokes", "settings", "hooks")
 
@@ -16,7 +16,7 @@ _MOVES = {"file", "line", "built"}
 """
 
 
-class Altered(msgspec.Struct, frozen=True):
+class ChangedField(msgspec.Struct, frozen=True):
     """One field of a part that is in both graphs."""
 
     field: str
@@ -31,7 +31,7 @@ class Change(msgspec.Struct, frozen=True):
     id: str
     what: str
     """added, removed or changed."""
-    altered: tuple[Altered, ...] = ()
+    altered: tuple[ChangedField, ...] = ()
 
 
 def diff(before: Parts, after: Parts) -> list[Change]:
@@ -64,7 +64,7 @@ def _by_id(things: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
     return found
 
 
-def _altered(old: dict[str, Any], new: dict[str, Any]) -> Iterable[Altered]:
+def _altered(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ChangedField]:
     for field in dict.fromkeys((*old, *new)):
         if field not in _MOVES and old.get(field) != new.get(field):
-            yield Altered(field, old.get(field), new.get(field))
+            yield ChangedField(field, old.get(field), new.get(field))

@@ -22,7 +22,7 @@ from lifecycle.hints.places import caller
 from lifecycle.hive.composition import Composition
 from lifecycle.hive.nesting import Holder, Nesting
 from lifecycle.hive.reload import Reload
-from lifecycle.hive.switch import Modules, Site, find_scope
+from lifecycle.hive.switch import Instances, Modules, find_scope
 from lifecycle.hive.view import HiveView
 from lifecycle.hive.wiring import Wiring
 from lifecycle.hooks.checks import check_seconds
@@ -146,7 +146,7 @@ class Hive(Composition):
         missing. Raises what check() raises for other faults, and BuildError. With `faulty`, a graph with
         faults is returned, too, unbuilt and so without hooks; its `faults` lists them.
         """
-        from lifecycle.graph.graft import grafted
+        from lifecycle.graph.inner_graph import with_inner_graph
         from lifecycle.graph.value import faulty_graph, graph_of  # not imported to run a hive
 
         if faulty and self._faults:
@@ -161,7 +161,7 @@ class Hive(Composition):
         settings = [one for one in self._loaded.settings if one.option.group in own]
         graph = graph_of(self._resolution, build, hooks, settings, self._without_settings())
         for inner in self._holders():
-            graph = grafted(graph, inner.graph())
+            graph = with_inner_graph(graph, inner.graph())
         return graph
 
     @overload
@@ -285,8 +285,8 @@ class Hive(Composition):
         self._supervisor = supervisor
         self._loop_faults = LoopFaults(self.health, self.name, self.log)
         self._loop_faults.install(asyncio.get_running_loop())
-        site = Site(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
-        self.modules.open(self._resolution, site, supervisor)
+        instances = Instances(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
+        self.modules.open(self._resolution, instances, supervisor)
         self.shutdown.listen(self._on_shutdown)
         # a separate task: cancel scopes of the caller do not reach it
         around = in_force.set(in_force.get() if self.spans.opener is None else self.spans)
@@ -295,7 +295,7 @@ class Hive(Composition):
         self._supervision.add_done_callback(lambda _: supervisor.abandon())
         try:
             with awaiting(supervisor.pending):
-                await supervisor.first.settled.wait()
+                await supervisor.first.finished.wait()
         except BaseException:
             supervisor.stop()
             await self._over(supervisor)

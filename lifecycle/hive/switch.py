@@ -27,12 +27,12 @@ from lifecycle.tables.table import sources_return
 if TYPE_CHECKING:
     from lifecycle.injection.build import Build
 
-__all__ = ["Modules", "Site", "find_scope"]
+__all__ = ["Instances", "Modules", "find_scope"]
 
 _VALUES = frozenset({"supply", "config", "replace"})
 
 
-class Site:
+class Instances:
     """The instances of a hive and their hooks, jobs and tables: removes some, and constructs them anew."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Site:
         """Whether a constructor has an instance."""
         return self._build.instances
 
-    def take_out(self, nodes: Collection[Constructor]) -> list[HookNode]:
+    def remove(self, nodes: Collection[Constructor]) -> list[HookNode]:
         """Drop these instances and their dependents; return their hooks, which still run."""
         hooks = self._wiring.remove(nodes)
         for node in nodes:
@@ -71,7 +71,7 @@ class Site:
         found = (self._build.instances.get(node) for node in nodes)
         return [one for one in found if isinstance(one, ReadTable)]
 
-    def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
+    def construct(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
         """Construct what is missing, except disabled nodes; return the hooks to start. Raises BuildError."""
         self._profile.forget({(node.scope.id, node.name) for node in fresh})
         with sources_return():
@@ -89,15 +89,15 @@ class Modules:
         self._health = health
         self._events = events
         self._resolution: Resolution
-        self._site: Site
+        self._instances: Instances
         self._supervisor: Supervisor | None = None
         self._off: dict[str, frozenset[Constructor]] = {}  # module -> what it disabled, in order
         self._busy = ""
         self._ending: Sequence[HookNode] = ()
 
-    def open(self, resolution: Resolution, site: Site, supervisor: Supervisor) -> None:
+    def open(self, resolution: Resolution, instances: Instances, supervisor: Supervisor) -> None:
         """Allow switching, as the hive starts."""
-        self._resolution, self._site, self._supervisor = resolution, site, supervisor
+        self._resolution, self._instances, self._supervisor = resolution, instances, supervisor
 
     @property
     def names(self) -> list[str]:
@@ -132,9 +132,9 @@ class Modules:
             return []
         affected = self.affected(module)
         self._off[module] = self._down_with(scope)
-        built = [node for node in self._site.built if node in self._off[module]]
-        tables = self._site.tables(built)
-        hooks = self._site.take_out(built)
+        built = [node for node in self._instances.built if node in self._off[module]]
+        tables = self._instances.tables(built)
+        hooks = self._instances.remove(built)
         self._report(module, affected)
         failures: list[HookFailure] = []
         self._busy, self._ending = f"{module} is being disabled", hooks
@@ -169,12 +169,12 @@ class Modules:
         self._busy, hooks = f"{module} is being enabled", list[HookNode]()
         try:
             self._lifeless(affected)
-            hooks = self._site.put_in(fresh, still_down)
+            hooks = self._instances.construct(fresh, still_down)
             await self._start(module, supervisor, hooks)
         except BaseException as error:
             self._off[module] = held
-            built = self._site.built
-            self._ending = self._site.take_out([node for node in fresh if node in built])
+            built = self._instances.built
+            self._ending = self._instances.remove([node for node in fresh if node in built])
             self._report(module, affected)
             if isinstance(error, Exception):
                 self._health.report(module, "degraded", "disabled: enabling it failed", error)
@@ -189,20 +189,20 @@ class Modules:
         return next((module for module, down in self._off.items() if node in down), None)
 
     async def _start(self, module: str, supervisor: Supervisor, hooks: list[HookNode]) -> None:
-        wave = supervisor.start_more(hooks)
+        batch = supervisor.start_more(hooks)
         try:
-            await wave.settled.wait()
+            await batch.finished.wait()
         except BaseException:
-            supervisor.end(hooks, wave.failures)
+            supervisor.end(hooks, batch.failures)
             with anyio.CancelScope(shield=True):
                 for hook in hooks:
                     await hook.finished.wait()
             raise
-        if wave.started and not supervisor.stopping:
+        if batch.started and not supervisor.stopping:
             return
         for hook in hooks:
             await hook.finished.wait()
-        failures = wave.failures
+        failures = batch.failures
         errors = [failure.error for failure in failures] or [ShutdownRequestedError("the hive is stopping")]
         raise StartError(sentence(f"{module} was not enabled", failures or errors), errors) from errors[0]
 
@@ -241,7 +241,7 @@ class Modules:
 
     def _lifeless(self, modules: Iterable[str]) -> list[str]:
         """Return the modules without an instance; their health reports are dropped."""
-        alive = {node.scope.id for node in self._site.built if node.kind not in _VALUES}
+        alive = {node.scope.id for node in self._instances.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]
         for one in down:
             if not any(other.startswith(f"{one}.") for other in alive):

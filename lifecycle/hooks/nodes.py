@@ -11,7 +11,7 @@ from lifecycle.hooks.deadlines import Flag
 from lifecycle.hooks.hooks import HookSpec
 from lifecycle.injection.constructors import Constructor
 
-__all__ = ["HookFailure", "HookNode", "State", "Wave", "sentence"]
+__all__ = ["HookFailure", "HookNode", "StartBatch", "State", "sentence"]
 
 
 class State(enum.Enum):
@@ -30,14 +30,31 @@ class HookNode:
     """One hook with its dependencies and dependents."""
 
     __slots__ = (
-        "began", "ending", "failures", "finished", "limits", "live", "may_start", "may_stop", "module",
-        "name", "needs", "owner", "scope", "spec", "starting", "state", "task", "unstarted_needs", "waiter",
-        "wave",
+        "batch",
+        "began",
+        "ending",
+        "failures",
+        "finished",
+        "limits",
+        "live",
+        "may_start",
+        "may_stop",
+        "module",
+        "name",
+        "needs",
+        "owner",
+        "scope",
+        "spec",
+        "starting",
+        "state",
+        "task",
+        "unstarted_needs",
+        "waiter",
     )  # fmt: skip
     # quoted: anyio imports names on access, and only a running hive needs these
     starting: "anyio.CancelScope"
     scope: "anyio.CancelScope"
-    wave: "Wave"
+    batch: "StartBatch"
     failures: "list[HookFailure]"
     """Receives its failures: the waiters for its start, or for its end."""
 
@@ -84,7 +101,7 @@ class HookNode:
         return self.state in {State.STARTING, State.STOPPING}
 
     @property
-    def held_up_by(self) -> list["HookNode"]:
+    def blocked_by(self) -> list["HookNode"]:
         """The hooks that it waits for: to start, or to stop."""
         if self.state is State.WAITING and not self.ending:
             return [need for need in self.needs if need.state is not State.STARTED]
@@ -151,31 +168,31 @@ class HookFailure:
         return f"{self.node} {verb}: {described(self.error)}"
 
 
-class Wave:
+class StartBatch:
     """Hooks that start together or not at all."""
 
     def __init__(self, nodes: Sequence[HookNode], failures: list[HookFailure]) -> None:
         self.nodes = nodes
         self.failures = failures
         self.unstarted = self.alive = len(nodes)
-        self.settled = anyio.Event()
+        self.finished = anyio.Event()
         """Set when every hook has started, or all have ended."""
         for node in nodes:
-            node.wave, node.failures = self, failures
+            node.batch, node.failures = self, failures
             if node.needs:
                 node.unstarted_needs = sum(need.state is not State.STARTED for need in node.needs)
-        self.settle()
+        self.finish_if_done()
 
     @property
     def started(self) -> bool:
         """Whether every hook has started."""
         return self.unstarted == 0
 
-    def settle(self) -> None:
+    def finish_if_done(self) -> None:
         """Wake the waiting tasks if nothing is pending."""
         if self.unstarted == 0 or self.alive == 0:
             self.nodes = ()  # release the nodes: the hive may outlive them
-            self.settled.set()
+            self.finished.set()
 
 
 def sentence(beginning: str, parts: Iterable[object]) -> str:

@@ -28,7 +28,7 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
     pending = list(nodes)
     waiting: dict[HookNode, list[HookNode]] = {}
     for node in pending:
-        for other in node.held_up_by:
+        for other in node.blocked_by:
             waiting.setdefault(other, []).append(node)
     lines: list[str] = []
     printed: set[HookNode] = set()
@@ -48,7 +48,7 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
         for number, other in enumerate(reversed(below)):
             tail, deeper = ("└─ ", "   ") if number == 0 else ("├─ ", "│  ")
             stack.append((other, node, f"{indent}    {tail}", f"{indent}    {deeper}"))
-    if more := len({node for node in pending if node.running or node.held_up_by} - printed):
+    if more := len({node for node in pending if node.running or node.blocked_by} - printed):
         lines.append(f"and {more} more")
     return lines
 
@@ -83,7 +83,7 @@ def awaiting(tree: Callable[[], list[str]]) -> Iterator[None]:
 def _state(node: HookNode, above: HookNode | None) -> str:
     if above is None:
         return f"{node} has been {node.state.value} for {time.perf_counter() - node.began:.1f} s"
-    others = [str(other) for other in node.held_up_by if other is not above]
+    others = [str(other) for other in node.blocked_by if other is not above]
     also = f", and for {', '.join(others[:3])}" if others else ""
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     return f"{node} waits for it{also}{more}"

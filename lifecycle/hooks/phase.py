@@ -43,9 +43,9 @@ class Phase:
         """Enter a phase; only the hive calls this."""
         if stage != self.stage:
             self.stage = stage
-            self.moved()
+            self.report_step()
 
-    def moved(self) -> None:
+    def report_step(self) -> None:
         """Report a step of a hook; only the hive calls this."""
         for call in list(self._followers.values()) if self._followers else ():
             call()

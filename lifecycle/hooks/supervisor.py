@@ -16,10 +16,10 @@ from contextvars import ContextVar, copy_context
 
 import anyio
 
-from lifecycle.errors import HookTimeoutError, as_failure, thrown_away
+from lifecycle.errors import HookTimeoutError, as_failure, is_garbage_collected
 from lifecycle.hooks.deadlines import Deadlines
 from lifecycle.hooks.events import Events, HookEvent, HookStep
-from lifecycle.hooks.nodes import HookFailure, HookNode, State, Wave
+from lifecycle.hooks.nodes import HookFailure, HookNode, StartBatch, State
 from lifecycle.hooks.pending import hook_stack, pending_tree
 from lifecycle.hooks.phase import Phase, Progress
 from lifecycle.injection.profile import Profile
@@ -70,7 +70,7 @@ class Supervisor:
         self._task: asyncio.Task[object] | None = None
         self.failures: list[HookFailure] = []
         """Failures in the order in which they happened, of all phases."""
-        self.first = Wave(nodes, self.failures)
+        self.first = StartBatch(nodes, self.failures)
         """The hooks of the hive's start."""
         self.stopping = False
         self.over = anyio.Event()
@@ -104,15 +104,15 @@ class Supervisor:
         """Release all waiters in any case, also if run() was cancelled before it began."""
         self.stopping = True
         self.over.set()
-        self.first.settled.set()
+        self.first.finished.set()
         self._phase.reach("stopped")
 
-    def start_more(self, nodes: Sequence[HookNode]) -> Wave:
+    def start_more(self, nodes: Sequence[HookNode]) -> StartBatch:
         """Start hooks in addition to those that run. If one fails, those that started with it are stopped."""
-        wave = Wave(nodes, [])
+        batch = StartBatch(nodes, [])
         self._alive |= dict.fromkeys(nodes)
-        self._begin(wave)
-        return wave
+        self._begin(batch)
+        return batch
 
     def stop(self) -> None:
         """Begin to stop in reverse order. Hooks that are starting are cancelled, waiting ones never start."""
@@ -160,10 +160,10 @@ class Supervisor:
         if self.first.started and not self.stopping:
             self._phase.reach("running")
 
-    def _begin(self, wave: Wave) -> None:
+    def _begin(self, batch: StartBatch) -> None:
         create, ended = asyncio.get_running_loop().create_task, self._ended
         context = copy_context()  # shared by all callbacks, which would copy it each
-        for node in wave.nodes:
+        for node in batch.nodes:
             if node.unstarted_needs == 0 or self.stopping:
                 node.may_start = True
             node.task = task = create(self._live(node), name=str(node))
@@ -197,7 +197,7 @@ class Supervisor:
                     self._stopped(node)
             except BaseException as error:  # recorded with the hook's name
                 self._deadlines.clear(node)
-                if thrown_away(task):
+                if is_garbage_collected(task):
                     raise
                 self._raised(node, error)
         while task.cancelling():  # cancelled by others: must not propagate to the group
@@ -239,10 +239,10 @@ class Supervisor:
             user.unstarted_needs -= 1
             if user.unstarted_needs == 0:
                 user.allow_start()
-        wave = node.wave
-        wave.unstarted -= 1
-        if not wave.unstarted:
-            wave.settle()
+        batch = node.batch
+        batch.unstarted -= 1
+        if not batch.unstarted:
+            batch.finish_if_done()
             self._runs_if_started()
 
     def _stops(self, node: HookNode) -> None:
@@ -269,9 +269,9 @@ class Supervisor:
             if need.ending and not need.live:
                 need.allow_stop()
         node.finished.set()
-        node.wave.alive -= 1
-        if not node.wave.alive:
-            node.wave.settle()
+        node.batch.alive -= 1
+        if not node.batch.alive:
+            node.batch.finish_if_done()
         self._end_if_over()
 
     def _end_if_over(self) -> None:
@@ -302,15 +302,15 @@ class Supervisor:
             self.stop()
         else:
             node.failures.append(failure)
-            if node.wave is self.first:
+            if node.batch is self.first:
                 self.stop()
             else:
-                self.end(node.wave.nodes, node.failures)
+                self.end(node.batch.nodes, node.failures)
 
     def _record(
         self, node: HookNode, step: HookStep, took: float | None = None, error: BaseException | None = None
     ) -> None:
-        self._phase.moved()
+        self._phase.report_step()
         if error is None and step != "left behind" and not self._events.notices(took):
             return
         source = node.owner.call if node.spec.source is None else node.spec.source
@@ -323,7 +323,7 @@ class Supervisor:
         verb, limit = ("start", node.limits[0]) if starting else ("stop", node.limits[1])
         beginning = f"{node} did not {verb} within {limit:g} s; pending hooks:"
         self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
-        if not starting:  # a failed start was cancelled with its wave
+        if not starting:  # a failed start was cancelled with its batch
             node.scope.cancel()
             self._deadlines.set(node, GRACE, self._leave_behind)
 

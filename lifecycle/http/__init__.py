@@ -5,11 +5,11 @@ Why:    importing aiohttp's server also imports its client, TLS certificates and
         start and 17 MB of memory; h11, the only parser here, takes 6 ms and 0.5 MB.
 """
 
+from lifecycle.http.fair_queue import fair_queue_of
 from lifecycle.http.limits import SCRAPED, ServerLimits
 from lifecycle.http.messages import MAX_BODY, Handler, Refusal, Request, Response
 from lifecycle.http.routes import Match, Routes
 from lifecycle.http.server import HttpServer
-from lifecycle.http.turns import turns_of
 from lifecycle.process import clear_socket, listen
 
 __all__ = [
@@ -24,6 +24,6 @@ __all__ = [
     "Routes",
     "ServerLimits",
     "clear_socket",
+    "fair_queue_of",
     "listen",
-    "turns_of",
 ]

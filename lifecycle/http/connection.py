@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 import h11
 
 from lifecycle.http.channel import READ_SIZE, Channel
+from lifecycle.http.fair_queue import FairQueue
 from lifecycle.http.in_flight import InFlight
 from lifecycle.http.limits import ServerLimits
 from lifecycle.http.messages import Handler, Request, Response
-from lifecycle.http.turns import Turns
 
 SMALL_BODY = 16 << 10
 """Size in bytes up to which bodies are read whatever the total of all bodies."""
@@ -33,7 +33,7 @@ class Connection:
         handler: Handler,
         limits: ServerLimits,
         *,
-        turns: Turns,
+        queue: FairQueue,
         bodies: InFlight,
         answers: InFlight,
         make_room: Callable[[], None],
@@ -41,7 +41,7 @@ class Connection:
         self.channel = channel
         self._handler = handler
         self._limits = limits
-        self._turns = turns
+        self._queue = queue
         self._bodies = bodies
         self._answers = answers
         self._make_room = make_room
@@ -166,7 +166,7 @@ class Connection:
         self.channel.busy()
         self.answering = True  # a stop waits: a whole request may have arrived
         self.queued = True
-        await self._turns.take(self.channel.peer)
+        await self._queue.wait(self.channel.peer)
         self.answering = self.queued = False
 
     async def _read(self) -> bytes:

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Hashable
 
 from lifecycle.http.channel import LINGER_SECONDS, LINGER_SIZE, READ_SIZE, Channel
-from lifecycle.http.turns import turns_of
+from lifecycle.http.fair_queue import fair_queue_of
 
 
 class SecuredChannel(Channel):
@@ -30,7 +30,7 @@ class SecuredChannel(Channel):
     async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
         """See Channel. Raises ssl.SSLError, an OSError, if the client fails TLS."""
         if not self._shaken:
-            await turns_of(self._loop).take(self.peer)
+            await fair_queue_of(self._loop).wait(self.peer)
             while True:
                 try:
                     self._secured.do_handshake()

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from lifecycle.http.channel import STALL_SECONDS, Channel
 from lifecycle.http.connection import Connection
+from lifecycle.http.fair_queue import fair_queue_of
 from lifecycle.http.in_flight import InFlight
 from lifecycle.http.limits import ServerLimits
 from lifecycle.http.messages import Handler
-from lifecycle.http.turns import turns_of
 from lifecycle.process import Logger
 from lifecycle.process.acceptor import QUIET_SECONDS, Acceptor
 from lifecycle.process.logs import logger_for
@@ -102,7 +102,7 @@ class HttpServer:
             channel,
             self._handler,
             self._limits,
-            turns=turns_of(self._loop),
+            queue=fair_queue_of(self._loop),
             bodies=self._bodies,
             answers=self._answers,
             make_room=self._make_room,

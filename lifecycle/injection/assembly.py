@@ -24,11 +24,11 @@ from lifecycle.injection.cells import (
     SupplyCell,
 )
 from lifecycle.injection.constructors import Constructor, Frame, Kind, Parameter, Part, Scope
-from lifecycle.injection.fakes import misfit, unfit
-from lifecycle.injection.signatures import Signature, describe, refused, stand_for
+from lifecycle.injection.fakes import type_mismatches, value_mismatches
+from lifecycle.injection.signatures import Signature, describe, refused, signature_for_type
 from lifecycle.settings.options import Settings, unreadable
 
-__all__ = ["Assembly", "assemble", "be_built"]
+__all__ = ["Assembly", "assemble", "construct_only"]
 
 _MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _END = object()
@@ -225,7 +225,7 @@ def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iter
         elif signature.result is not None:
             yield from (
                 f"it is provided as {type_name(key)}, which it is not: {why}"
-                for why in unfit(signature.result, key)
+                for why in type_mismatches(signature.result, key)
             )
 
 
@@ -257,7 +257,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
         faults = ("it is awaitable: supply what awaiting it gives",)
     elif (refusal := refused(key)) is not None:
         key, faults = None, (f"it is supplied as {name}{refusal}",)
-    elif cell.checked and (why := tuple(misfit(cell.value, key))):
+    elif cell.checked and (why := tuple(value_mismatches(cell.value, key))):
         faults = (f"it is supplied as {name}, which it is not", *why)
     return Constructor("supply", cell.value, name, key, scope, cell_place=cell.place, faults=faults)
 
@@ -265,7 +265,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
     function: object = call
     if _is_type(call):  # represents its instance in the graph
-        function, signature = be_built, stand_for(call)
+        function, signature = construct_only, signature_for_type(call)
     else:
         call = function = as_function(call)
         signature = describe(call, invoked=True)
@@ -287,5 +287,5 @@ def _is_type(call: object) -> bool:
     return isinstance(call, type | typing.NewType) or typing.get_origin(call) is not None
 
 
-def be_built(instance: object) -> None:
+def construct_only(instance: object) -> None:
     """Do nothing: an invoked type is only built."""

@@ -14,7 +14,7 @@ from lifecycle.errors import BuildError, as_failure, described
 from lifecycle.hints.keys import Key, type_name
 from lifecycle.injection.constructors import Constructor, Parameter, Part, Scope
 from lifecycle.injection.cycles import order
-from lifecycle.injection.fakes import misfit
+from lifecycle.injection.fakes import value_mismatches
 from lifecycle.injection.profile import Profile, Step
 from lifecycle.injection.resolve import Resolution
 from lifecycle.process.absent import absent
@@ -118,7 +118,7 @@ class Build:
         if node.kind == "replace":
             return self._overridden(node)
         if node.part is not None:
-            return Singleton(_Take(node, node.part), self.providers[node.needs["result"]])
+            return Singleton(_SelectedResult(node, node.part), self.providers[node.needs["result"]])
         args, kwargs = [], {}
         for parameter in node.parameters:
             if parameter.ordering:
@@ -191,7 +191,7 @@ class _Call:
         return result
 
 
-class _Take:
+class _SelectedResult:
     """Selects one of several results."""
 
     __slots__ = ("_node", "_part")
@@ -215,7 +215,7 @@ class _Take:
 
 def _check_type(node: Constructor, result: object, key: Key) -> None:
     """Raise BuildError for a value of the wrong type, which would otherwise fail at its use."""
-    if faults := list(misfit(result, key)):
+    if faults := list(value_mismatches(result, key)):
         verb = "is" if node.part is not None else "returned"
         text = f"{node} {verb} {_shape(result)} instead of {type_name(key)}"
         if len(faults) > 1 or not faults[0].startswith("it is of type"):

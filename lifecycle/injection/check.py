@@ -8,10 +8,10 @@ from lifecycle.hints.keys import hint_text, is_member, type_name
 from lifecycle.injection.constructors import Constructor, Parameter, Scope
 from lifecycle.injection.cycles import circles_of, cycles
 from lifecycle.injection.decorated import decorations, times
-from lifecycle.injection.fakes import unlike
-from lifecycle.injection.near import Nearby
+from lifecycle.injection.fakes import fake_mismatches
 from lifecycle.injection.optionals import optionals
 from lifecycle.injection.resolve import Resolution
+from lifecycle.injection.similar_types import SimilarTypes
 from lifecycle.settings.options import Option, options_of
 
 __all__ = ["check", "circle_faults"]
@@ -24,17 +24,17 @@ CYCLES = 20
 
 def check(resolution: Resolution) -> list[Fault]:
     """Return all faults, including those of unused constructors, but not of replaced ones."""
-    nearby = Nearby(node for node in resolution.active if (node.whole or node).kind != "decorate")
+    similar = SimilarTypes(node for node in resolution.active if (node.whole or node).kind != "decorate")
     return [
         *resolution.assembly.faults,
         *_signatures(resolution),
         *_duplicates(resolution),
-        *_missing(resolution, nearby),
+        *_missing(resolution, similar),
         *_private(resolution),
         *optionals(resolution),
         *_cycles(resolution),
-        *decorations(resolution, nearby),
-        *_replaces(resolution, nearby),
+        *decorations(resolution, similar),
+        *_replaces(resolution, similar),
     ]
 
 
@@ -120,11 +120,11 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
                     seen[name] = (option, node)
 
 
-def _missing(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+def _missing(resolution: Resolution, similar: SimilarTypes) -> Iterator[Fault]:
     users = _users(resolution)
     for key, found in resolution.missing.items():
         details = _needed_by(found, users)
-        details += (f"near: {line}" for line in nearby.lines(key))
+        details += (f"near: {line}" for line in similar.lines(key))
         details.append(
             f"do: add a cell that provides it, or in a test supply() or replace({hint_text(key)}, ...)"
         )
@@ -214,7 +214,7 @@ def _cycle(cycle: list[Constructor]) -> Fault:
     return Fault("cycle", text, (*edges, advice), tuple(cycle))
 
 
-def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+def _replaces(resolution: Resolution, similar: SimilarTypes) -> Iterator[Fault]:
     needed = {need for node in resolution.nodes for need in node.needs.values() if need.kind == "replace"}
     stood_in = {node.key for node in resolution.assembly.providers if node.replaced}
     for fake in resolution.assembly.replaces:
@@ -223,10 +223,10 @@ def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
             text = f"{fake.name} comes from the hive itself and cannot be replaced"
             yield Fault("replace", text, where, (fake,))
             continue
-        if faults := tuple(unlike(fake.call, fake.key)):
+        if faults := tuple(fake_mismatches(fake.call, fake.key)):
             yield Fault("replace", f"the fake is not like {fake.name}", (*faults, *where), (fake,))
         if fake not in needed and fake.key not in stood_in:
-            lines = (f"near: {line}" for line in nearby.lines(fake.key, without=fake))
+            lines = (f"near: {line}" for line in similar.lines(fake.key, without=fake))
             text = f"nothing provides or needs {fake.name}"
             yield Fault("replace", text, (*where, *lines), (fake,))
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from lifecycle.errors import Fault
 from lifecycle.hints.keys import Key, type_name
 from lifecycle.injection.constructors import Constructor
-from lifecycle.injection.near import Nearby
 from lifecycle.injection.resolve import Resolution
+from lifecycle.injection.similar_types import SimilarTypes
 
 __all__ = ["decorations", "times"]
 
 
-def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+def decorations(resolution: Resolution, similar: SimilarTypes) -> Iterator[Fault]:
     """Return faults of types that are decorated twice in one scope, or that have no provider."""
     for frame in resolution.assembly.frames:
         for key, nodes in frame.decorators.items():
@@ -25,7 +25,7 @@ def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
                     "duplicate", f"{name} is decorated {times(len(nodes))} in one place", (*places, advice)
                 )
             elif not nodes[0].replaced and not _is_there(key, nodes[0], resolution):
-                near = (f"near: {line}" for line in nearby.lines(key))
+                near = (f"near: {line}" for line in similar.lines(key))
                 yield Fault(
                     "decorate", f"nothing provides {name}, so there is nothing to decorate", (*places, *near)
                 )

@@ -12,13 +12,13 @@ from typing import Any, is_typeddict
 
 from lifecycle.hints.keys import Key, is_member, member_of, origin_class, plain, type_name
 
-__all__ = ["members", "misfit", "unfit", "unlike"]
+__all__ = ["fake_mismatches", "members", "type_mismatches", "value_mismatches"]
 
 
-def unlike(fake: object, key: Key) -> Iterator[str]:
+def fake_mismatches(fake: object, key: Key) -> Iterator[str]:
     """Return why `fake` cannot replace `key`; empty if it can."""
     if (member := member_of(key)) is not None:
-        yield from _unlike_members(fake, member)
+        yield from _members_mismatches(fake, member)
         return
     kind = origin_class(key)
     if kind is None or kind in type(fake).__mro__:  # a NewType has no runtime type
@@ -30,10 +30,10 @@ def unlike(fake: object, key: Key) -> Iterator[str]:
         yield f"it is of type {type_name(type(fake))}"
     else:
         for name, wanted in promised.items():
-            yield from _unlike_member(fake, name, getattr(wanted, "__func__", wanted))
+            yield from _member_mismatches(fake, name, getattr(wanted, "__func__", wanted))
 
 
-def misfit(value: object, key: Key) -> Iterator[str]:
+def value_mismatches(value: object, key: Key) -> Iterator[str]:
     """Return why a value is not of the type under which it is provided; empty if it is.
 
     Instances of the class and implementations of a Protocol are. An int is also a float, as for type
@@ -64,10 +64,10 @@ def misfit(value: object, key: Key) -> Iterator[str]:
         yield f"it is of type {type_name(type(value))}"
 
 
-def unfit(has: Key, key: Key) -> Iterator[str]:
+def type_mismatches(has: Key, key: Key) -> Iterator[str]:
     """Return why no value of the type `has` can be of the type `key`, from the classes alone.
 
-    Attributes that __init__ sets are visible only on a value (misfit()).
+    Attributes that __init__ sets are visible only on a value (value_mismatches()).
     """
     kind, wanted = origin_class(plain(has)), origin_class(plain(key))
     if kind is None or wanted is None or wanted in kind.__mro__:
@@ -94,7 +94,7 @@ def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
     if kind not in {list, set, frozenset} or not (args := typing.get_args(key)) or is_member(args[0]):
         return
     for one in value:
-        if (fault := next(misfit(one, args[0]), None)) is not None:
+        if (fault := next(value_mismatches(one, args[0]), None)) is not None:
             yield f"it holds {one!r}: {fault}"
             return
 
@@ -117,12 +117,12 @@ def _lacks(value: object, protocol: type) -> Iterator[str]:
             yield f"its {name} is not a method"
 
 
-def _unlike_members(fake: object, member: Key) -> Iterator[str]:
+def _members_mismatches(fake: object, member: Key) -> Iterator[str]:
     if not isinstance(fake, list):
         yield f"it is not a list, it is of type {type_name(type(fake))}"
         return
     for number, one in enumerate(fake):
-        yield from (f"[{number}]: {fault}" for fault in unlike(one, member))
+        yield from (f"[{number}]: {fault}" for fault in fake_mismatches(one, member))
 
 
 def members(kind: type) -> Mapping[str, object]:
@@ -135,7 +135,7 @@ def members(kind: type) -> Mapping[str, object]:
     return {name: member for name, member in found.items() if not name.startswith("_")}
 
 
-def _unlike_member(fake: object, name: str, wanted: object) -> Iterator[str]:
+def _member_mismatches(fake: object, name: str, wanted: object) -> Iterator[str]:
     if inspect.getattr_static(fake, name, _MISSING) is _MISSING:  # getattr_static runs no property
         yield f"it has no {name}"
         return

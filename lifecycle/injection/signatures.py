@@ -31,7 +31,7 @@ from lifecycle.hints.places import has_place
 from lifecycle.injection.constructors import SELF, Parameter, Part
 from lifecycle.injection.ordering import orders_of
 
-__all__ = ["Signature", "describe", "read_hints", "refused", "stand_for"]
+__all__ = ["Signature", "describe", "read_hints", "refused", "signature_for_type"]
 
 _EMPTY = inspect.Parameter.empty
 _NAME, _ATTRIBUTE = re.compile(r"[^\W\d]\w*"), re.compile(r"\w\s*\.\s*\w")
@@ -126,7 +126,7 @@ def _why_unreadable(call: object) -> str:
     return f"{call!r} is neither a function nor a class"
 
 
-def stand_for(hint: object) -> Signature:
+def signature_for_type(hint: object) -> Signature:
     """Return the signature of a function with one ignored dependency."""
     faults: list[str] = []
     parameter = _parameter(_Argument("instance"), hint, faults)

@@ -11,7 +11,14 @@ from typing import Any
 import anyio
 import msgspec
 
-from lifecycle.errors import BodyError, ExitRequestedError, HiveError, StopError, as_failure, thrown_away
+from lifecycle.errors import (
+    BodyError,
+    ExitRequestedError,
+    HiveError,
+    StopError,
+    as_failure,
+    is_garbage_collected,
+)
 from lifecycle.hints.places import caller
 from lifecycle.hooks.checks import awaitable, check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
@@ -147,7 +154,7 @@ class Job:
         except BaseException as error:  # jobs contain errors
             if self._is_cancelled() and isinstance(error, asyncio.CancelledError | StopError):
                 raise  # an inner hive failed to stop: a retry could not report it
-            if thrown_away(self._task):
+            if is_garbage_collected(self._task):
                 raise
             failure = as_failure(error, f"job {self.name!r}")
         else:
@@ -172,12 +179,12 @@ class Job:
     async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
         """As attempt(). After a success, health recovers and, with `forgive`, pauses start small again."""
 
-        def lasts() -> None:
+        def report_running() -> None:
             self.health.ok("running")
             if forgive:
                 self.works()
 
-        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, lasts)
+        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, report_running)
         try:
             return await self.attempt(work)
         finally:

@@ -49,7 +49,7 @@ class Observer(Protocol):
 
 
 @runtime_checkable
-class _Returning(Protocol):
+class _ReturnsItems(Protocol):
     """An iteration that takes items back, as Table.changes does: it continues after a failure."""
 
     def put_back(self, item: Any, /) -> None:
@@ -413,14 +413,14 @@ class _Iterations(Generic[Item]):
     async def run(self, job: Job) -> None:
         """Work until the iteration ends. Raises its error or that of the work; call it again then."""
         made = self._current or self._items()
-        self._current = made if isinstance(made, _Returning) else None
+        self._current = made if isinstance(made, _ReturnsItems) else None
         async with _closing(made) as found:
             async for item in found:
                 try:
                     with job.meter, job.span():
                         await self._work(item)
                 except BaseException:
-                    if isinstance(made, _Returning):
+                    if isinstance(made, _ReturnsItems):
                         made.put_back(item)
                     raise
                 job.works()

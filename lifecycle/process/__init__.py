@@ -5,14 +5,14 @@ from lifecycle.process.logs import (  # first: imports structlog without rich
     configure_logging,
     log_level,
     set_log_level,
-    trouble_logged,
+    warning_counts,
 )
 
 # isort: split
 from lifecycle.process.acceptor import Acceptor
 from lifecycle.process.age import process_age
 from lifecycle.process.health import Health, HealthStatus, HealthTree
-from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
+from lifecycle.process.loop_lag import BOUNDS, LagHistogram, LoopLag, measured_loop
 from lifecycle.process.metrics import (
     BUCKETS,
     CONTENT_TYPE,
@@ -45,10 +45,10 @@ __all__ = [
     "Histogram",
     "InconsistentError",
     "Kind",
+    "LagHistogram",
     "Logger",
     "LoopLag",
     "Series",
-    "Stretches",
     "Value",
     "clear_socket",
     "configure_logging",
@@ -62,5 +62,5 @@ __all__ = [
     "measured_loop",
     "process_age",
     "set_log_level",
-    "trouble_logged",
+    "warning_counts",
 ]

@@ -21,19 +21,19 @@ __all__ = [
     "log_level",
     "logger_for",
     "set_log_level",
-    "trouble_logged",
+    "warning_counts",
 ]
 
 Logger = structlog.typing.FilteringBoundLogger
 call_it(Logger, "Logger")
 Format = Literal["auto", "text", "logfmt", "json"]
 
-_trouble: Counter[tuple[str, str]] = Counter()
+_warnings: Counter[tuple[str, str]] = Counter()
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 
 
-class _Levelled(structlog.BoundLoggerBase):
+class _LevelLogger(structlog.BoundLoggerBase):
     """The class of every logger. Methods below the log level are no-ops."""
 
     level = "debug"
@@ -45,13 +45,13 @@ def set_log_level(level: str) -> None:
         raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
     for name, method in vars(structlog.make_filtering_bound_logger(_LEVELS[level])).items():
         if not name.startswith("__"):
-            setattr(_Levelled, name, method)
-    _Levelled.level = level
+            setattr(_LevelLogger, name, method)
+    _LevelLogger.level = level
 
 
 def log_level() -> str:
     """Return the lowest level that is logged; debug if none was set."""
-    return _Levelled.level
+    return _LevelLogger.level
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
@@ -85,10 +85,10 @@ def configure_logging(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            _count_trouble,
+            _count_warning,
             *_renderers(format, stream),
         ],
-        wrapper_class=_Levelled,
+        wrapper_class=_LevelLogger,
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
@@ -98,20 +98,20 @@ def configure_logging(
     root.addHandler(_ToStructlog())
 
 
-def trouble_logged() -> Mapping[tuple[str, str], int]:
+def warning_counts() -> Mapping[tuple[str, str], int]:
     """Number of lines at level warning and above, by level and module.
 
     Only from loggers that configure_logging() set up. The module is that of the line or, for a library, its
     logger.
     """
-    return _trouble
+    return _warnings
 
 
-def _count_trouble(
+def _count_warning(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     if (level := event["level"]) in {"warning", "error", "critical"}:
-        _trouble[level, event.get("module", "")] += 1
+        _warnings[level, event.get("module", "")] += 1
     return event
 
 

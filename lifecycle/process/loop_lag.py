@@ -15,21 +15,21 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-__all__ = ["LoopLag", "Stretches", "measured_loop"]
+__all__ = ["LagHistogram", "LoopLag", "measured_loop"]
 
 BOUNDS: Final = tuple(0.0001 * 2 ** (step / 4) for step in range(70))
 """Upper bounds of the histogram's buckets, in seconds: four to a doubling, from 0.1 ms to 15 s."""
 
 
-class Stretches(msgspec.Struct, frozen=True):
+class LagHistogram(msgspec.Struct, frozen=True):
     """A histogram of the lengths of turns. Two of one loop can be subtracted, for the turns between them."""
 
     counts: tuple[int, ...]
     """One for each of BOUNDS, and one for longer turns."""
 
-    def __sub__(self, earlier: "Stretches") -> "Stretches":
+    def __sub__(self, earlier: "LagHistogram") -> "LagHistogram":
         pairs = zip(self.counts, earlier.counts, strict=True)
-        return Stretches(tuple(now - then for now, then in pairs))
+        return LagHistogram(tuple(now - then for now, then in pairs))
 
     @property
     def total(self) -> int:
@@ -64,9 +64,9 @@ class LoopLag:
         self.longest = max(self.longest, seconds)
 
     @property
-    def stretches(self) -> Stretches:
+    def histogram(self) -> LagHistogram:
         """The histogram so far."""
-        return Stretches(tuple(self._counts))
+        return LagHistogram(tuple(self._counts))
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> "LoopLag | None":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lifecycle.injection import Profile
 from lifecycle.jobs import JobMetrics
-from lifecycle.process import Family, HealthTree, counter, gauge, process_age, trouble_logged
+from lifecycle.process import Family, HealthTree, counter, gauge, process_age, warning_counts
 from lifecycle.tables import Reconciler, Tables
 
 __all__ = ["hive_families"]
@@ -30,7 +30,7 @@ def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables
     yield gauge("lifecycle_hook_start_seconds", "What each hook took to start.", took, "module hook")
     yield from _jobs(jobs)
     yield from _tables(jobs, tables)
-    lines = dict(trouble_logged())
+    lines = dict(warning_counts())
     yield counter("lifecycle_log_trouble_total", "Lines logged at warning and above.", lines, "level module")
     yield gauge("lifecycle_process_age_seconds", "Since the process began.", process_age())
     yield counter("lifecycle_process_cpu_seconds_total", "Processor time it has used.", time.process_time())

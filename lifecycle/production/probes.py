@@ -187,7 +187,7 @@ class ProbeServer:
 
 
 @after(ProbeServer)
-def ask_the_cells(
+def register_collectors(
     probes: Probes,
     collectors: list[Member[Collector]],
     readiness: list[Member[Readiness]],
@@ -205,7 +205,7 @@ def ask_the_cells(
         for part in readiness:
             probes.readiness.remove(part)
 
-    lifecycle.append(Hook("ask the cells for metrics and readiness", start, stop))
+    lifecycle.append(Hook("register collectors and readiness", start, stop))
 
 
 def probes() -> Cell:
@@ -220,5 +220,5 @@ def probes() -> Cell:
         "Probes and metrics over HTTP",
         config(ProbeSettings),
         provide(Probes, ProbeServer),
-        invoke(ask_the_cells),
+        invoke(register_collectors),
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lifecycle.settings.given import Findings, Given, Layer, hides, quoted
 from lifecycle.settings.options import CONFIG_DIR, Option
+from lifecycle.settings.raw_values import Findings, Layer, RawValue, hides, quoted
 from lifecycle.settings.regular import read_regular
 from lifecycle.settings.secrets import HIDDEN
 
@@ -81,7 +81,7 @@ def _files(
         if name not in names:
             hidden = entry.startswith(".") or entry.endswith("~")  # created by a ConfigMap mount or an editor
             if not hidden and entry != yaml_name and findings.unknown != "ignore" and shown_path.is_file():
-                findings.stranger(f"file {shown_path}", name, names)
+                findings.report_unknown(f"file {shown_path}", name, names)
             continue
         if (text := _text(place / entry, shown_path, findings)) is None:
             continue
@@ -89,7 +89,7 @@ def _files(
         if hidden and not text and names[name].file_name:  # not written yet: fail closed
             findings.fault(f"{shown_path}: it is empty; expected the value, or no such file")
         shown = f"{shown_path}: {HIDDEN if hidden else quoted(text)}"
-        found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
+        found[name] = RawValue(text, name, f"file {shown_path}", shown, unitless=True)
     return found
 
 
@@ -160,13 +160,13 @@ def yaml_file(
     found: Layer = {}
     for key, value in _mapping(path, text, findings).items():
         if (option := names.get(name := str(key).lower())) is None:
-            findings.stranger(f"{path}: {name}", name, names)
+            findings.report_unknown(f"{path}: {name}", name, names)
             continue
         shown = f"{path}: {name}: {HIDDEN if hides(name, option) else quoted(value)}"
         if isinstance(value, list) and not all(isinstance(part, str) for part in value):
             findings.fault(f"{shown}: expected a list of texts")
             continue
-        found[name] = Given(value, name, f"file {path}", shown, unitless=True)
+        found[name] = RawValue(value, name, f"file {path}", shown, unitless=True)
     return found
 
 

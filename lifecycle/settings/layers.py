@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from lifecycle.settings import values
-from lifecycle.settings.given import Findings, Given, Layer, hides, masked, unknown
 from lifecycle.settings.options import CONFIG_DIR, Option, env_name
+from lifecycle.settings.raw_values import Findings, Layer, RawValue, hides, masked, unknown
 from lifecycle.settings.secrets import HIDDEN
 
-__all__ = ["by_name", "code", "environment", "flags", "settled"]
+__all__ = ["by_name", "by_option", "code", "environment", "flags"]
 
 _SERVICE_LINK = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Variables that Kubernetes sets in every container for each Service; one may have the name of a hive."""
@@ -58,7 +58,7 @@ def flags(
         if option is not None and (values.is_list(option.kind) or values.is_map(option.kind)):
             before = found[name].raw if name in found else []
             raw = [*before, text]  # type: ignore[misc]  # lists are only ever put here as lists
-        found[name] = Given(raw, name, f"flag --{name}", f"--{name}={masked(text, name, option)}")
+        found[name] = RawValue(raw, name, f"flag --{name}", f"--{name}={masked(text, name, option)}")
     return found
 
 
@@ -77,11 +77,11 @@ def environment(
         known.add(variable)
         if (text := env.get(variable)) is not None:
             shown = f"{variable}={masked(text, name, option)}"
-            found[name] = Given(text, name, variable, shown, unitless=True)
+            found[name] = RawValue(text, name, variable, shown, unitless=True)
     for variable in env if prefix and findings.unknown != "ignore" else ():
         name = variable.removeprefix(prefix)
         if name != variable and variable not in known and _SERVICE_LINK.search(name) is None:
-            findings.stranger(variable, name.lower(), names, prefix)
+            findings.report_unknown(variable, name.lower(), names, prefix)
     return found
 
 
@@ -93,11 +93,11 @@ def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: 
             findings.fault(unknown(name, name, names))
         else:
             shown = f"{name}={HIDDEN if hides(name, option) else repr(value)}"
-            found[name] = Given(value, name, "code", shown)
+            found[name] = RawValue(value, name, "code", shown)
     return found
 
 
-def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
+def by_option(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
     """Return the values of a source by option: an old name counts only if the new name is absent."""
     found: Layer = {}
     for option in options if layer else ():

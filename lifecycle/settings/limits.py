@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True):
             found |= meta.extra_json_schema or {}
         return found
 
-    def unfit(self, kind: object) -> Iterator[str]:
+    def inapplicable(self, kind: object) -> Iterator[str]:
         """Yield the constraints that do not apply to values of the type."""
         wanted, _ = values.bare(kind)
         sized = values.is_list(kind) or values.is_map(kind)

@@ -214,13 +214,13 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
         if not option.required and (why := _misfit(option)) is not None:
             yield f"field {option.field!r}: its default {option.default!r}: {why}"
         if option.limits.metas:  # fast path
-            yield from _unfit_limits(option)
+            yield from _inapplicable_limits(option)
         if CONFIG_DIR in option.names:
             yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
 
 
-def _unfit_limits(option: Option) -> Iterator[str]:
-    for limit in option.limits.unfit(option.kind):
+def _inapplicable_limits(option: Option) -> Iterator[str]:
+    for limit in option.limits.inapplicable(option.kind):
         yield f"field {option.field!r}: Meta({limit}=...) means nothing for {type_name(option.kind)}"
     if not option.required and (why := _unlimited(option)) is not None:
         yield f"field {option.field!r}: its default {option.default_text}: {why}"
@@ -239,7 +239,7 @@ def _misfit(option: Option) -> str | None:
 
 def _unlimited(option: Option) -> str | None:
     """Why the default violates the option's constraints."""
-    if next(option.limits.unfit(option.kind), None) is None:
+    if next(option.limits.inapplicable(option.kind), None) is None:
         try:
             option.limits.check(option.default)
         except ValueError as error:

@@ -15,8 +15,8 @@ from lifecycle.errors import Fault, leaves
 from lifecycle.hints import place_of, type_name
 from lifecycle.settings import files, layers, values
 from lifecycle.settings.durations import Duration
-from lifecycle.settings.given import Findings, Given, Layer, Unknown
 from lifecycle.settings.options import CONFIG_DIR, Group, Option, Settings, env_name
+from lifecycle.settings.raw_values import Findings, Layer, RawValue, Unknown
 
 __all__ = ["UNSET", "Loaded", "Setting", "Sources", "load"]
 
@@ -146,7 +146,7 @@ def _given(
         return {}
     names = layers.by_name(options)
     if not isinstance(source, Sources):
-        return layers.settled(layers.code(source, names, findings), options, findings)
+        return layers.by_option(layers.code(source, names, findings), options, findings)
     findings.unknown = "ignore" if findings.part else source.unknown
     findings.others = source.others
     known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
@@ -167,7 +167,7 @@ def _given(
         places[:0] = files.directory(path, names, source.yaml_name, findings)
     given: Layer = {}
     for layer in places:
-        given |= layers.settled(layer, options, findings)
+        given |= layers.by_option(layer, options, findings)
     return given
 
 
@@ -223,7 +223,7 @@ def _invalid(filled: Settings, settings: Sequence[Setting], given: Layer) -> lis
     return found
 
 
-def _read(found: Given, option: Option, findings: Findings) -> object:
+def _read(found: RawValue, option: Option, findings: Findings) -> object:
     if found.name in option.renamed_from:
         findings.warnings.append(f"{found.shown}: this setting is called {option.name} now; rename it")
     if found.name == option.file_name:

@@ -119,7 +119,7 @@ def parse_all(texts: list[str], kind: object) -> object:
 
 
 def accept(value: object, kind: object) -> object:
-    """Convert a value given in code to the type; texts are parsed. Raises ValueError for a misfit."""
+    """Convert a value given in code to the type; texts are parsed. Raises ValueError for a mismatch."""
     wanted, optional = bare(kind)
     if value is None and optional:
         return None

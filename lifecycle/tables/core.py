@@ -16,7 +16,7 @@ from lifecycle.tables.frozen import unfrozen
 from lifecycle.tables.indexes import Index, IndexSpec, Lookup, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
-from lifecycle.tables.snapshot import Moments, Snapshot
+from lifecycle.tables.snapshot import Snapshot, UndoLog
 
 __all__ = ["TableCore", "commit_together"]
 
@@ -42,7 +42,7 @@ class TableCore(Rows[Key, Row]):
         self._specs = dict(indexes or {})
         self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
         self._snapshot: ref[Snapshot[Key, Row]] | None = None
-        self._moments: Moments[Key, Row] | None = None  # set by the first snapshot
+        self._undo_log: UndoLog[Key, Row] | None = None  # set by the first snapshot
         self._waits: KeyWaits[Key, Row] | None = None
         self._closed = ""
         self._frozen: set[type] = {NoneType}
@@ -91,9 +91,9 @@ class TableCore(Rows[Key, Row]):
         rows = self._current()
         held = self._snapshot() if self._snapshot is not None else None
         if held is None or held.revision != self._revision:
-            if self._moments is None:
-                self._moments = Moments()
-            held = Snapshot(self.name, rows, self._revision, self._specs, self._moments)
+            if self._undo_log is None:
+                self._undo_log = UndoLog()
+            held = Snapshot(self.name, rows, self._revision, self._specs, self._undo_log)
             self._snapshot = ref(held)
         return held
 
@@ -272,8 +272,8 @@ class TableCore(Rows[Key, Row]):
 
     def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> None:
         rows, deleted = self._rows, self._deleted
-        if self._moments is not None:
-            self._moments.note(changed, rows)
+        if self._undo_log is not None:
+            self._undo_log.note(changed, rows)
         self._revision = revision = self._revision + 1
         if not rows and not deleted:
             rows.update({key: (writes[key], revision) for key in changed})  # type: ignore[misc]  # none is deleted

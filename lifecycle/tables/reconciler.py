@@ -193,7 +193,7 @@ class Reconciler(Generic[Key, Row]):
             if self._may_drop:
                 await self._loop(health)
             elif self._put_early:
-                await self._loop_beside_the_gate(health)
+                await self._loop_with_gate(health)
             else:
                 waits = ", ".join(self._source.uninitialized_by) or "what comes before"
                 health.ok(f"waiting for {self._source.name}: {waits}")
@@ -210,19 +210,19 @@ class Reconciler(Generic[Key, Row]):
             self._may_drop = True
             self.trigger()
 
-    async def _loop_beside_the_gate(self, health: Health) -> None:
+    async def _loop_with_gate(self, health: Health) -> None:
         failed: list[Exception] = []
         async with anyio.create_task_group() as group:
 
-            async def until_it_fails(work: Callable[[], Awaitable[None]]) -> None:
+            async def cancel_on_failure(work: Callable[[], Awaitable[None]]) -> None:
                 try:
                     await work()
                 except Exception as error:  # noqa: BLE001  # raised below, not wrapped in a group
                     failed.append(error)
                     group.cancel_scope.cancel()
 
-            group.start_soon(until_it_fails, self._wait_for_gate)
-            group.start_soon(until_it_fails, partial(self._loop, health))
+            group.start_soon(cancel_on_failure, self._wait_for_gate)
+            group.start_soon(cancel_on_failure, partial(self._loop, health))
         raise failed[0]
 
     async def _loop(self, health: Health) -> None:

@@ -12,88 +12,88 @@ from weakref import ref
 from lifecycle.tables.indexes import Index, IndexSpec, index_of
 from lifecycle.tables.rows import Rows, Stored
 
-__all__ = ["Moments", "Snapshot"]
+__all__ = ["Snapshot", "UndoLog"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
-class _Moment(Generic[Key, Row]):
-    """What was overwritten since one moment, up to the next moment with a snapshot."""
+class _UndoSegment(Generic[Key, Row]):
+    """The rows that were overwritten between one snapshot and the next one."""
 
     __slots__ = ("__weakref__", "in_use", "newer", "older", "undo")
 
-    def __init__(self, older: "ref[_Moment[Key, Row]] | None") -> None:
+    def __init__(self, older: "ref[_UndoSegment[Key, Row]] | None") -> None:
         self.undo: dict[Key, tuple[Row, int] | None] = {}
         """The rows before the writes, by key; None if there was none."""
-        self.newer: _Moment[Key, Row] | None = None
+        self.newer: _UndoSegment[Key, Row] | None = None
         self.older = older
         self.in_use = True
 
 
-class Moments(Generic[Key, Row]):
-    """The moments of existing snapshots, the oldest first.
+class UndoLog(Generic[Key, Row]):
+    """What to undo for existing snapshots: a segment for each, the oldest first.
 
-    A write costs one entry in the newest moment. Everything but reading happens in the thread of the table.
+    A write costs one entry in the newest segment. Everything but reading happens in the thread of the table.
     """
 
     __slots__ = ("_newest", "_released")
 
     def __init__(self) -> None:
-        self._newest: ref[_Moment[Key, Row]] | None = None
-        self._released: deque[ref[_Moment[Key, Row]]] = deque()
+        self._newest: ref[_UndoSegment[Key, Row]] | None = None
+        self._released: deque[ref[_UndoSegment[Key, Row]]] = deque()
 
-    def add(self) -> _Moment[Key, Row]:
-        """Return a moment for the present; it exists as long as an object references it or an older one."""
+    def add(self) -> _UndoSegment[Key, Row]:
+        """Return a new segment for later writes; it exists while an object references it or an older one."""
         while self._released:
             if (released := self._released.popleft()()) is not None:
                 self._join(released)
         before = self._newest
         older = before() if before is not None else None
-        moment = _Moment(before if older is not None else None)
+        segment = _UndoSegment(before if older is not None else None)
         if older is not None:
-            older.newer = moment
+            older.newer = segment
             if not older.in_use:
                 self._join(older)
-        self._newest = ref(moment)
-        return moment
+        self._newest = ref(segment)
+        return segment
 
-    def release(self, moment: _Moment[Key, Row]) -> None:
-        """Drop a moment without snapshots. May be called in any thread."""
-        moment.in_use = False
-        if moment.older is not None and moment.older() is not None:
-            self._released.append(ref(moment))
+    def release(self, segment: _UndoSegment[Key, Row]) -> None:
+        """Drop a segment whose snapshots no longer exist. May be called in any thread."""
+        segment.in_use = False
+        if segment.older is not None and segment.older() is not None:
+            self._released.append(ref(segment))
 
     def note(self, keys: Iterable[Key], rows: Stored[Key, Row]) -> None:
         """Record the rows with these keys before they are overwritten."""
         if (newest := self._newest) is None:
             return
-        if (moment := newest()) is None:
+        if (segment := newest()) is None:
             self._newest = None
             return
-        undo = moment.undo
+        undo = segment.undo
         for key in keys:
             if key not in undo:
                 undo[key] = rows.get(key)
 
     @staticmethod
-    def _join(moment: _Moment[Key, Row]) -> None:
-        """Merge a moment into the one before, unless writes are still recorded in it.
+    def _join(segment: _UndoSegment[Key, Row]) -> None:
+        """Merge a segment into the one before, unless writes are still recorded in it.
 
         The smaller one is copied into the larger one: however many snapshots are made and dropped, a write is
         copied only a few times.
         """
-        newer, older = moment.newer, moment.older() if moment.older is not None else None
+        newer, older = segment.newer, segment.older() if segment.older is not None else None
         if newer is None:
             return
-        newer.older = moment.older
+        newer.older = segment.older
         if older is None:
             return
-        if len(older.undo) < len(moment.undo):
-            moment.undo.update(older.undo)
-            older.undo = moment.undo
+        if len(older.undo) < len(segment.undo):
+            segment.undo.update(older.undo)
+            older.undo = segment.undo
         else:
-            for key, row in moment.undo.items():
+            for key, row in segment.undo.items():
                 older.undo.setdefault(key, row)
         older.newer = newer  # last, since another thread may be following these links
 
@@ -110,10 +110,10 @@ class Snapshot(Rows[Key, Row]):
         "__weakref__",
         "_copy",
         "_indexes",
-        "_moment",
-        "_moments",
         "_rows",
+        "_segment",
         "_specs",
+        "_undo_log",
         "name",
         "revision",
     )
@@ -124,7 +124,7 @@ class Snapshot(Rows[Key, Row]):
         rows: Stored[Key, Row],
         revision: int,
         indexes: Mapping[str, IndexSpec[Row]],
-        moments: Moments[Key, Row],
+        undo_log: UndoLog[Key, Row],
     ) -> None:
         self.name = name
         self.revision = revision
@@ -132,12 +132,12 @@ class Snapshot(Rows[Key, Row]):
         self._specs = indexes
         self._indexes: dict[str, Index[Key, Row]] | None = None
         self._copy: Stored[Key, Row] | None = None
-        self._moments = moments
-        self._moment: _Moment[Key, Row] | None = moments.add()
+        self._undo_log = undo_log
+        self._segment: _UndoSegment[Key, Row] | None = undo_log.add()
 
     def __del__(self) -> None:
-        if self._moment is not None:
-            self._moments.release(self._moment)
+        if self._segment is not None:
+            self._undo_log.release(self._segment)
 
     def get(self, key: Key) -> Row | None:
         """Return the row with this key."""
@@ -165,44 +165,44 @@ class Snapshot(Rows[Key, Row]):
 
         Costs by the number of writes since, or by all rows if the older snapshot was read as a whole.
         """
-        moment = older._moment  # noqa: SLF001  # of the same class, as below
-        if moment is None or self._moment is None:
+        segment = older._segment  # noqa: SLF001  # of the same class, as below
+        if segment is None or self._segment is None:
             then, now = older._current(), self._current()  # noqa: SLF001
             changed = [key for key, row in now.items() if row is not then.get(key)]
             return changed + [key for key in then if key not in now]
         keys: dict[Key, None] = {}
-        while moment is not None and moment is not self._moment:
-            keys |= dict.fromkeys(moment.undo)
-            moment = moment.newer
+        while segment is not None and segment is not self._segment:
+            keys |= dict.fromkeys(segment.undo)
+            segment = segment.newer
         return [key for key in keys if self._found(key) is not older._found(key)]  # noqa: SLF001
 
     def _found(self, key: Key) -> tuple[Row, int] | None:
         if self._copy is not None:
             return self._copy.get(key)
-        moment = self._moment
+        segment = self._segment
         found = self._rows.get(key)  # read before the undo log, since a write appends to that first
-        while moment is not None:
-            if key in moment.undo:
-                return moment.undo[key]
-            moment = moment.newer
+        while segment is not None:
+            if key in segment.undo:
+                return segment.undo[key]
+            segment = segment.newer
         return found
 
     def _current(self) -> Stored[Key, Row]:
         if self._copy is None:
-            moment = self._moment
+            segment = self._segment
             self._copy = self._as_then(self._rows.copy())
-            self._moment = None
-            if moment is not None:
-                self._moments.release(moment)
+            self._segment = None
+            if segment is not None:
+                self._undo_log.release(segment)
         return self._copy
 
     def _as_then(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
-        """Return the table's rows with later writes undone, in their order at the moment."""
+        """Return the table's rows with later writes undone, in their order at the snapshot."""
         undo: dict[Key, tuple[Row, int] | None] = {}
-        moment = self._moment
-        while moment is not None:
-            undo = {**moment.undo.copy(), **undo}  # the oldest value applies
-            moment = moment.newer
+        segment = self._segment
+        while segment is not None:
+            undo = {**segment.undo.copy(), **undo}  # the oldest value applies
+            segment = segment.newer
         if undo:
             for key in undo:
                 rows.pop(key, None)

@@ -40,7 +40,7 @@ class VirtualClock:
         """Calls in worker threads that have not returned."""
         self._stuck = 0
         self._patience = patience
-        self._poked = asyncio.Event()
+        self._woken = asyncio.Event()
 
     @property
     def now(self) -> float:
@@ -61,9 +61,9 @@ class VirtualClock:
         self._nanoseconds = round(loop.time() * 1e9)
         call_soon_threadsafe, run_in_executor = loop.call_soon_threadsafe, loop.run_in_executor
 
-        def poke(*args: Any, **kwargs: Any) -> asyncio.Handle:
+        def call_soon_and_wake(*args: Any, **kwargs: Any) -> asyncio.Handle:
             handle = call_soon_threadsafe(*args, **kwargs)
-            call_soon_threadsafe(self._poked.set)
+            call_soon_threadsafe(self._woken.set)
             return handle
 
         def in_executor(*args: Any) -> asyncio.Future[Any]:
@@ -75,7 +75,7 @@ class VirtualClock:
         self._resolution = self._loop._clock_resolution  # noqa: SLF001  # what a timer may be early by
         self._resolve()
         self._loop.time = lambda: self.now
-        self._loop.call_soon_threadsafe = poke
+        self._loop.call_soon_threadsafe = call_soon_and_wake
         self._loop.run_in_executor = in_executor
         self._count_anyio_calls()
         return self
@@ -95,14 +95,14 @@ class VirtualClock:
         if not 0 <= seconds < math.inf:
             raise ValueError(f"advance({seconds}): expected seconds, 0 or more and finite")
         end = self._nanoseconds + round(seconds * 1e9)
-        await self.settle()
+        await self.run_until_idle()
         while (due := self._next()) is not None and self._is_due_by(due, end):
             self._reach(due)
-            await self.settle()
+            await self.run_until_idle()
         if self._nanoseconds < end:
             self._nanoseconds, self._late = end, 0.0
             self._resolve()
-        await self.settle()
+        await self.run_until_idle()
 
     async def until(self, condition: Callable[[], object], within: float = 3600.0) -> float:
         """Let time pass, from timer to timer, until the condition holds. Returns the elapsed time.
@@ -111,7 +111,7 @@ class VirtualClock:
         """
         began = self._nanoseconds
         end = began + round(within * 1e9)
-        await self.settle()
+        await self.run_until_idle()
         while not condition():
             due = self._next()
             if due is None or not self._is_due_by(due, end):
@@ -122,10 +122,10 @@ class VirtualClock:
                     else f"{name} does not hold: no timer runs"
                 )
             self._reach(due)
-            await self.settle()
+            await self.run_until_idle()
         return (self._nanoseconds - began) / 1e9
 
-    async def settle(self) -> None:
+    async def run_until_idle(self) -> None:
         """Run whatever can run without time passing, including calls in worker threads.
 
         Calls that exceed the clock's patience are ignored from then on.
@@ -142,11 +142,11 @@ class VirtualClock:
                 quiet += 1
 
     async def _wait_for_threads(self) -> None:
-        self._poked.clear()
+        self._woken.clear()
         out_of_patience = threading.Timer(self._patience, self._loop.call_soon_threadsafe, (self._give_up,))
         out_of_patience.start()
         try:
-            await self._poked.wait()
+            await self._woken.wait()
         finally:
             out_of_patience.cancel()
             out_of_patience.join()
@@ -193,4 +193,4 @@ class VirtualClock:
     def _returned(self, _: object = None) -> None:
         self._calls -= 1
         self._stuck = min(self._stuck, self._calls)
-        self._poked.set()
+        self._woken.set()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, overload
 
 from lifecycle.hints.keys import origin_class, type_name
-from lifecycle.injection.fakes import members, unlike
+from lifecycle.injection.fakes import fake_mismatches, members
 
 __all__ = ["fake"]
 
@@ -40,7 +40,7 @@ def fake(kind: object, /, **given: object) -> object:
             setattr(made, member, _refusing(f"{name}.{member}", function))
         else:
             setattr(made, member, None)
-    if faults := list(unlike(made, kind)):
+    if faults := list(fake_mismatches(made, kind)):
         raise TypeError(f"the fake is not like {name}: {'; '.join(faults)}")
     return made
 

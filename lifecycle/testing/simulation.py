@@ -92,8 +92,8 @@ class Simulation:
         """Call a function before a turn of the loop of the next run(): a signal, a request, a fault."""
         self._at[turn] = call
 
-    def lose(self, probability: float = 0.1) -> bool:
-        """Whether to lose this message."""
+    def chance(self, probability: float = 0.1) -> bool:
+        """Return True with this probability, for example to lose a message."""
         return self.random.random() < probability
 
     async def delay(self, longest: float = 1.0) -> None:
@@ -108,7 +108,7 @@ class Simulation:
         """Drop what died."""
         with _unheard():
             for loop in self._dead:
-                loop.bury()
+                loop.discard_tasks()
         self._dead.clear()
 
 
@@ -177,7 +177,7 @@ class _Loop(asyncio.SelectorEventLoop):
             self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.run_until_complete(self.shutdown_asyncgens())
 
-    def bury(self) -> None:
+    def discard_tasks(self) -> None:
         """Drop tasks that will never run again."""
         for task in self._tasks:
             if not task.done():

@@ -7,7 +7,7 @@
             trace, hive = Trace.read("incident.jsonl"), Hive(controller)
             trace.fill(hive)
             async with hive.started():
-                await trace.play(hive)
+                await trace.replay(hive)
                 assert ...
 
         world.run(main)
@@ -79,7 +79,7 @@ class Trace:
         hive.build()
         self._apply(hive, self._moments[:1])
 
-    async def play(self, hive: Hive) -> None:
+    async def replay(self, hive: Hive) -> None:
         """Write the changes after the first moment, each at its time. Raises what fill() raises."""
         for before, moment in itertools.pairwise(self._moments):
             await asyncio.sleep(moment[0].at - before[0].at)

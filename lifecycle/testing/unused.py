@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 
 from lifecycle.hints.generics import class_of
 from lifecycle.hints.places import caller
-from lifecycle.injection.assembly import assemble, be_built
+from lifecycle.injection.assembly import assemble, construct_only
 from lifecycle.injection.cells import Cell
 from lifecycle.injection.constructors import Constructor, Scope
 
@@ -39,7 +39,7 @@ def _unread(node: Constructor) -> Iterator[str]:
 
 def _body(call: object) -> FunctionType | None:
     """Return the function with the parameters; None if it is not written in Python or has no source."""
-    if call is be_built or not callable(call):
+    if call is construct_only or not callable(call):
         return None
     kind = class_of(call)
     function = inspect.unwrap(call) if kind is None else getattr(kind, "__init__", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hive.client import ask
 from hive.lab import agent_process
-from lifecycle.process.loop_lag import BOUNDS, Stretches
+from lifecycle.process.loop_lag import BOUNDS, LagHistogram
 from tests.bench.nodes import our_node
 from tests.bench.podadd import run
 from tests.bench.stats import Figure, Sample
@@ -17,31 +17,31 @@ from tests.bench.tools import tool
 
 AT_ONCE, BATCHES = 50, 2
 TARGET = 20.0
-"""Limit in ms for 99.9 % of the stretches."""
+"""Limit in ms for 99.9 % of the histogram."""
 
 
-def stretches(pid: int) -> Stretches:
-    """Return all stretches of the agent's loop so far."""
+def histogram(pid: int) -> LagHistogram:
+    """Return all histogram of the agent's loop so far."""
     loop = ask("/hive/loop", agent_process.api_socket(pid))
     if tuple(loop["bounds"]) != BOUNDS:
         raise RuntimeError("the agent is of another version: its bounds are others")
-    return Stretches(tuple(loop["counts"]))
+    return LagHistogram(tuple(loop["counts"]))
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Return the median and p99.9 of the stretches of adding and of deleting, a value a round."""
+    """Return the median and p99.9 of the histogram of adding and of deleting, a value a round."""
     spawn = tool("spawn", folder)
     count = AT_ONCE * BATCHES
-    found: dict[str, list[Stretches]] = {"ADD": [], "DEL": []}
+    found: dict[str, list[LagHistogram]] = {"ADD": [], "DEL": []}
     with our_node(folder, count, "bench-lag") as node:
         assert node.agent is not None
         for index in range(rounds + 1):
             for command, seen in found.items():
-                before = stretches(node.agent)
+                before = histogram(node.agent)
                 run(node, spawn, command, count, AT_ONCE)
                 if command == "DEL":
                     node.verify_deleted()
-                between = stretches(node.agent) - before
+                between = histogram(node.agent) - before
                 if index:  # the first round warms up
                     seen.append(between)
     return [

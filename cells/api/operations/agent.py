@@ -148,15 +148,15 @@ class Inspection:
         lag = LoopLag.of(asyncio.get_running_loop())
         if lag is None:
             return answer(404, Failure(err="this event loop is not measured"))
-        stretches = lag.stretches
+        histogram = lag.histogram
         return answer(
             200,
             LoopLoad(
                 bounds=BOUNDS,
-                counts=stretches.counts,
+                counts=histogram.counts,
                 longest=lag.longest,
-                p99=stretches.within(0.99),
-                p99_9=stretches.within(0.999),
+                p99=histogram.within(0.99),
+                p99_9=histogram.within(0.999),
             ),
         )
 

@@ -37,7 +37,7 @@ from cells.hubble.rpc.messages import (
     timeout_seconds,
 )
 from lifecycle import Logger
-from lifecycle.http import turns_of
+from lifecycle.http import fair_queue_of
 
 _DATA: Final = b"\0\0"
 """Type and flags of a DATA frame without END_STREAM."""
@@ -201,7 +201,7 @@ class GrpcConnection:
     # Receiving.
 
     async def _read(self, tasks: TaskGroup) -> None:
-        turns = turns_of(self._loop)
+        queue = fair_queue_of(self._loop)
         seconds = self._limits.opening_seconds
         while not self._closing:
             try:
@@ -210,7 +210,7 @@ class GrpcConnection:
             except (anyio.EndOfStream, TimeoutError):
                 return
             seconds = math.inf
-            await turns.take(self.peer)
+            await queue.wait(self.peer)
             await self._writable()  # also bounds queued acknowledgements of PING and SETTINGS
             try:
                 events = self._h2.receive_data(data)

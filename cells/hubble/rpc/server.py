@@ -25,7 +25,7 @@ from cells.hubble.hubble import Hubble
 from cells.observe import metrics
 from cells.observe.metrics import ListenAddress
 from lifecycle import Health, Jobs, Lifecycle, Logger, ReadTable, Settings
-from lifecycle.http import turns_of
+from lifecycle.http import fair_queue_of
 from lifecycle.process import Acceptor, listen
 
 if TYPE_CHECKING:  # imported only if Hubble is enabled
@@ -277,7 +277,7 @@ class HubbleServer:
             return None
         self._handshakes += 1
         try:
-            await turns_of(asyncio.get_running_loop()).take(peer)
+            await fair_queue_of(asyncio.get_running_loop()).wait(peer)
             with anyio.fail_after(HANDSHAKE_SECONDS):
                 context = self._certificates.context()
                 self._report()

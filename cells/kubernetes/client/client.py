@@ -111,9 +111,7 @@ class Client:
         await self.reachability.probe(self._healthz)
 
     async def _healthz(self) -> None:
-        with contextlib.suppress(
-            KubernetesError
-        ):  # any status is an answer; ``reachability`` records a missing one
+        with contextlib.suppress(KubernetesError):  # any status is an answer; a missing one is recorded
             await self._once("GET", "/healthz", None, b"")
 
     async def heartbeat(self, silence: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
-from lifecycle.process import BOUNDS, LoopLag, trouble_logged
+from lifecycle.process import BOUNDS, LoopLag, warning_counts
 
 COARSE = 4
 """Number of the event loop's histogram buckets per bucket of the metric."""
@@ -147,7 +147,7 @@ def _loop() -> Iterator[MetricFamily]:
     lag = LoopLag.of(asyncio.get_running_loop())
     if lag is None:  # not our event loop
         return
-    counts = lag.stretches.counts
+    counts = lag.histogram.counts
     coarse = Histogram(BOUNDS[::COARSE])
     for position, count in enumerate(counts):
         coarse.counts[-(-position // COARSE)] += count
@@ -203,7 +203,7 @@ def process_families(prefix: str) -> Iterator[MetricFamily]:
     for name, (text, value) in facts.items():
         yield gauge(name, text, value, fixed=True)
     logged: dict[tuple[str, ...], float] = {}
-    for (level, module), count in trouble_logged().items():
+    for (level, module), count in warning_counts().items():
         key = ("warning" if level == "warning" else "error", module.rpartition(".")[2] or "init")
         logged[key] = logged.get(key, 0) + count
     yield counter(

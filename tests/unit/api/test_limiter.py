@@ -85,7 +85,7 @@ async def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
     async with line(Parameters(rate_limit=0.5, rate_burst=1, max_wait_duration=1.5)) as now:
         now.ask("a")
         now.ask("b")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
     text = "request would have to wait 2s to be served (maximum wait duration: 1.5s)"
     assert now.refused == [("b", "fail-limit-wait", text)]
 
@@ -116,7 +116,7 @@ async def test_a_leaving_request_frees_its_slot() -> None:
     async with line(Parameters(rate_limit=0.1, rate_burst=1, parallel_requests=2)) as now:
         for name in "abcd":
             now.ask(name, takes=0)
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         now.tasks["b"].cancel()
         await now.clock.advance(10.1)
         assert now.let_in == ["a", "c"]
@@ -129,17 +129,17 @@ async def test_a_request_cancelled_at_its_turn_frees_its_slot(turns: int) -> Non
     async with line(Parameters(parallel_requests=1)) as now:
         first = await now.limiter.enter()
         waiting = asyncio.create_task(now.limiter.enter())
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         first.done(200)
         for _ in range(turns):
             await asyncio.sleep(0)
         waiting.cancel()
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         if not waiting.cancelled():
             waiting.result().done(200)
         assert (now.limiter.in_flight, now.limiter.waiting) == (0, 0)
         now.ask("next")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         assert now.let_in == ["next"]
 
 
@@ -147,7 +147,7 @@ async def test_new_requests_queue_behind_waiting_ones() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         first = await now.limiter.enter()
         now.ask("earlier")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
 
         async def later() -> None:
             first.done(200)
@@ -155,7 +155,7 @@ async def test_new_requests_queue_behind_waiting_ones() -> None:
             now.let_in.append("later")
 
         task = asyncio.create_task(later())
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         assert now.let_in == ["earlier"]
         task.cancel()
 
@@ -173,9 +173,9 @@ async def test_a_request_of_a_disconnected_client_leaves_the_queue() -> None:
         now.ask("a", takes=10)
         now.ask("b", vanished=left.wait)
         now.ask("c")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         left.set()
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         text = "request cancelled while waiting for rate limiting slot"
         assert now.refused == [("b", "request-cancelled", text)]
         await now.clock.advance(10)
@@ -186,16 +186,16 @@ async def test_closing_the_limiter_releases_all_waiting_requests() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         for name in "abc":
             now.ask(name)
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         now.limiter.close()
         now.ask("d")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         assert {name for name, *_ in now.refused} == set("bcd")
         assert {outcome for _, outcome, _ in now.refused} == {"request-cancelled"}
         assert now.let_in == ["a"]
         now.limiter.open()
         now.ask("e")
-        await now.clock.settle()
+        await now.clock.run_until_idle()
         assert now.limiter.waiting == 1
 
 

@@ -47,7 +47,7 @@ async def running(maps: FakeMaps, **settings: object) -> AsyncIterator[tuple[Hiv
         async with Hive(
             conntrack.cell, supply(maps, ConntrackCollector), supply(PodsExposed()), settings=given
         ).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             yield hive, clock
 
 

@@ -48,7 +48,7 @@ def test_controllers_run_the_last_work_they_were_given_and_never_twice_at_a_time
             running.add(name)
             try:
                 await world.delay(3)
-                if world.lose(0.3):
+                if world.chance(0.3):
                     raise OSError("lost")
                 done[name] = version
             finally:
@@ -66,7 +66,7 @@ def test_controllers_run_the_last_work_they_were_given_and_never_twice_at_a_time
                 else:
                     last[name] = version
                     controllers.update(name, partial(work, name, version), Rules(interval=20))
-                if world.lose(0.3):
+                if world.chance(0.3):
                     controllers.trigger(name)
 
         async def main() -> None:
@@ -101,7 +101,7 @@ class FlakyLxcMap(FakeLxcMap):
         self.world = world
 
     def refuse(self, what: str, key: IPAddress) -> None:
-        self.broken = self.world.lose(0.15)
+        self.broken = self.world.chance(0.15)
         super().refuse(what, key)
 
 
@@ -161,7 +161,7 @@ def test_host_addresses_reach_the_maps_whatever_fails_and_wherever_the_agent_die
                         await world.delay(10)
                         number = world.random.randrange(1, 6)
                         with devices.txn() as rows:
-                            rows.put(_device(number)) if world.lose(0.5) else rows.delete(number)
+                            rows.put(_device(number)) if world.chance(0.5) else rows.delete(number)
                     with devices.txn() as rows:
                         rows.replace_all(map(_device, final))
 
@@ -206,7 +206,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                 used[str(got.ip)] = got.owner
                 late = world.random.random() * EXPIRATION * 1.5
                 await anyio.sleep(min(late, EXPIRATION - 1))
-                if world.lose(0.3) or late >= EXPIRATION:
+                if world.chance(0.3) or late >= EXPIRATION:
                     del used[str(got.ip)]  # no pod relies on it: it expires by itself, or has expired
                     await anyio.sleep(EXPIRATION)
                     assert ipam.owner(got.ip) != got.owner, f"{got.ip} was lost"
@@ -215,7 +215,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                 ipam.stop_expiration(got.ip, got.pool, got.expiration_uuid)
                 await world.delay(EXPIRATION)
                 assert ipam.owner(got.ip) == got.owner, f"{got.ip} was taken away"
-                if world.lose(0.5):
+                if world.chance(0.5):
                     del used[str(got.ip)]
                     ipam.release(got.ip, got.pool)
 
@@ -278,7 +278,7 @@ class Line:
 
     async def send(self) -> None:
         await self.world.delay(0.5)
-        if self.world.lose(0.3):
+        if self.world.chance(0.3):
             raise OSError("lost")
 
 

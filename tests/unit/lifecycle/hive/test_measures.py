@@ -28,7 +28,7 @@ from lifecycle import (
     provide,
 )
 from lifecycle.process import log_level, set_log_level
-from lifecycle.process.logs import logger_for, trouble_logged
+from lifecycle.process.logs import logger_for, warning_counts
 from lifecycle.process.loop_lag import LoopLag, measured_loop
 from lifecycle.testing import eventually
 
@@ -110,7 +110,7 @@ async def test_a_start_that_came_to_nothing_is_timed_apart() -> None:
 
 
 async def test_warnings_and_errors_are_counted_by_module() -> None:
-    before = dict(trouble_logged())
+    before = dict(warning_counts())
     configure_logging("info", "logfmt", io.StringIO())
     try:
         log = logger_for("m.counted")
@@ -120,7 +120,7 @@ async def test_warnings_and_errors_are_counted_by_module() -> None:
         log.error("oh")
     finally:
         configure_logging("info", "logfmt")
-    now = {what: count - before.get(what, 0) for what, count in trouble_logged().items()}
+    now = {what: count - before.get(what, 0) for what, count in warning_counts().items()}
     assert now["warning", "m.counted"] == 2
     assert now["error", "m.counted"] == 1
     assert ("info", "m.counted") not in now

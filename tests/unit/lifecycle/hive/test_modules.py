@@ -126,7 +126,7 @@ async def test_enabling_starts_fresh_instances_in_order_on_what_was_left_running
 async def test_a_disabled_module_reports_only_that_it_is_disabled() -> None:
     with VirtualClock() as clock:
         async with Hive(*cells()).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             assert statuses(hive)["store.flush"] == ("ok", "waiting")
             assert [job.name for job in hive.jobs.snapshot()] == ["flush"]
             await hive.modules.disable("store")

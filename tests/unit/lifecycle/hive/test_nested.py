@@ -157,7 +157,7 @@ async def test_each_run_builds_afresh_and_leaves_nothing_behind() -> None:
                 steps = [(one.kind, one.module, one.name) for one in hive.profile.timings]
                 assert steps.count(("start", "operator.leader.ipam", "ipam")) == 1
                 garbage.shutdown.request(HiveError("lost the lease"))
-                await clock.settle()
+                await clock.run_until_idle()
                 assert statuses(hive)["operator.lead"] == ("degraded", "failed, will be tried again")
                 assert statuses(hive)["operator.leader"] == ("degraded", "failed")
                 assert len(statuses(hive)) == 2
@@ -170,11 +170,11 @@ async def test_each_run_builds_afresh_and_leaves_nothing_behind() -> None:
 async def test_an_inner_hive_that_asks_to_end_ends_the_run_and_nothing_else() -> None:
     with VirtualClock() as clock:
         async with no_leaks(), Hive(*cells(ByJob)).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             inner = hive.get(LeaderHive)
             assert inner.current is not None
             inner.current.shutdown.request()
-            await clock.settle()
+            await clock.run_until_idle()
             assert log == ["kube +", "ipam +", "garbage +", "garbage -", "ipam -"]
             assert statuses(hive) == {
                 "operator.lead": ("stopped", "done"),
@@ -187,7 +187,7 @@ async def test_a_job_contains_an_inner_hive_that_does_not_start_and_tries_again(
     behaviour["garbage +"] = boom
     with VirtualClock() as clock:
         async with no_leaks(), Hive(*cells(ByJob)).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             assert log == ["kube +", "ipam +", "ipam -"]
             status = hive.health.snapshot("operator.leader")[0]
             assert status.level == "degraded"
@@ -232,10 +232,10 @@ async def test_a_crash_inside_ends_the_inner_hive_and_reaches_who_runs_it() -> N
     inner = (provide(Crashing), invoke(Crashing))
     with VirtualClock() as clock:
         async with no_leaks(), Hive(*cells(ByJob, *inner)).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             assert statuses(hive)["operator.leader"] == ("ok", "running")
             crash.set()
-            await clock.settle()
+            await clock.run_until_idle()
             status = hive.health.snapshot("operator.leader")[0]
             assert (status.level, status.message) == ("degraded", "failed")
             assert status.error is not None

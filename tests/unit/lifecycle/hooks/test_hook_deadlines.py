@@ -150,7 +150,7 @@ async def test_a_stop_stuck_in_a_thread_is_named_left_behind_and_the_rest_stops(
     with VirtualClock(patience=0.1) as clock:
         await hive.start()
         stopping = asyncio.ensure_future(hive.stop())
-        await clock.settle()
+        await clock.run_until_idle()
         thread.began.wait(5)  # type: ignore[attr-defined]  # set by the fixture
         error, took = await outcome(clock, stopping)
     assert isinstance(error, StopError)

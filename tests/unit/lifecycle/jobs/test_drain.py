@@ -108,7 +108,7 @@ async def test_a_failure_while_stopping_is_not_tried_again() -> None:
     with VirtualClock() as clock:
         hive = Hive(draining(fails, drain=5.0))
         await hive.start()
-        await clock.settle()
+        await clock.run_until_idle()
         async with anyio.create_task_group() as group:
             group.start_soon(hive.stop)
             assert await clock.until(lambda: hive.phase.stage == "stopped") < 1.0

@@ -214,7 +214,7 @@ async def test_of_a_job_added_later_nothing_is_left_when_it_is_done(bench: Bench
         async with bench.jobs.running():
             for number in range(100):
                 bench.jobs.one_shot(f"endpoint-{number}", Work(failures=1))
-            await clock.settle()
+            await clock.run_until_idle()
             assert len(bench.statuses()) == 101
             await clock.advance(10)
             assert bench.statuses() == {"m.early": ("stopped", "done")}
@@ -265,7 +265,7 @@ async def test_a_cancelled_job_ends_at_once_without_a_failure(bench: Bench) -> N
     with VirtualClock() as clock:
         bench.jobs.one_shot("job", anyio.sleep_forever)
         async with bench.jobs.running():
-            await clock.settle()
+            await clock.run_until_idle()
         assert bench.stats("job") == JobStats("m", "job", "one_shot", 0, 0, 0, 0.0, 0.0, 0.0, retry_first=1)
     assert bench.statuses() == {"m.job": ("ok", "running")}
 
@@ -303,7 +303,7 @@ async def test_an_observer_brings_its_own_work_and_reports_by_itself(bench: Benc
     with VirtualClock() as clock:
         bench.jobs.observe("reconcile", watcher)
         async with bench.jobs.running():
-            await clock.settle()
+            await clock.run_until_idle()
             assert bench.statuses()["m.reconcile"] == ("degraded", "failed, will be tried again")
             await clock.advance(2)
             assert bench.statuses()["m.reconcile"] == ("ok", "3 objects")
@@ -366,7 +366,7 @@ async def _watch_a_table(steps: list[str]) -> None:
                 what, _, key = step.partition(" ")
                 fails += what == "fail"
                 if what == "wait":
-                    await clock.settle()
+                    await clock.run_until_idle()
                 with table.txn() as txn:
                     if what == "put":
                         txn.put((key, number))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
+from lifecycle.process.loop_lag import BOUNDS, LagHistogram, LoopLag, measured_loop
 
 
 def lag_of(*stretches: float) -> LoopLag:
@@ -30,16 +30,16 @@ def test_a_measured_loop_sees_how_long_it_was_busy() -> None:
         lag = runner.run(main())
     assert lag is not None
     assert lag.longest >= 0.02
-    assert lag.stretches.within(1.0) >= 0.02
+    assert lag.histogram.within(1.0) >= 0.02
 
 
 def test_waiting_does_not_count_as_loop_lag() -> None:
     async def main() -> int:
         lag = LoopLag.of(asyncio.get_running_loop())
         assert lag is not None
-        before = lag.stretches.total
+        before = lag.histogram.total
         await asyncio.sleep(0.01)
-        return lag.stretches.total - before
+        return lag.histogram.total - before
 
     with asyncio.Runner(loop_factory=measured_loop) as runner:
         assert runner.run(main()) < 10
@@ -65,7 +65,7 @@ def test_a_bound_is_in_its_own_class(seconds: float) -> None:
 
 def test_what_is_longer_than_all_bounds_is_not_lost() -> None:
     lag = lag_of(100.0)
-    assert lag.stretches.within(1.0) == float("inf")
+    assert lag.histogram.within(1.0) == float("inf")
     assert lag.longest == 100.0
 
 
@@ -75,9 +75,9 @@ def test_without_measured_time_slices_there_is_no_lag() -> None:
 
 def test_the_difference_of_two_readings_is_the_lag_between_them() -> None:
     lag = lag_of(0.5)
-    before = lag.stretches
+    before = lag.histogram
     lag.add(0.001)
-    between = lag.stretches - before
+    between = lag.histogram - before
     assert between.total == 1
     assert between.within(1.0) < 0.0013
-    assert isinstance(between, Stretches)
+    assert isinstance(between, LagHistogram)

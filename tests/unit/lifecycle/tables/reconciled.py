@@ -101,7 +101,7 @@ class World:
         return {status.key: f"{status.action} {status.state}" for status in self.reconciler.statuses.all()}
 
     async def settle(self) -> list[str]:
-        await self.clock.settle()
+        await self.clock.run_until_idle()
         return self.target.take_calls()
 
     async def advance(self, seconds: float) -> list[str]:
@@ -144,5 +144,5 @@ async def world(
 
     with VirtualClock() as clock:
         async with Hive(module("m", "M", invoke(run))).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             yield World(table, target, reconciler, hive, clock)

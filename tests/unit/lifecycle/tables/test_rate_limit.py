@@ -84,7 +84,7 @@ async def test_calls_are_so_far_apart_and_changes_meanwhile_go_into_one() -> Non
     with VirtualClock() as clock:
         start = clock.now
         async with world.hive.started():
-            await clock.settle()
+            await clock.run_until_idle()
             for number in range(4):
                 world.put(("a", number), (f"k{number}", 0))
                 await clock.advance(0.1)
@@ -115,7 +115,7 @@ async def test_what_is_undone_meanwhile_is_not_written_and_costs_no_call() -> No
     with VirtualClock() as clock:
         async with world.hive.started():
             world.put(("a", 0))
-            await clock.settle()
+            await clock.run_until_idle()
             world.put(("b", 0))
             await clock.advance(0.5)
             with world.table.txn() as txn:

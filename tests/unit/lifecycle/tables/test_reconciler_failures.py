@@ -97,7 +97,7 @@ async def test_a_failing_derived_table_degrades_health_and_is_retried() -> None:
 
     with VirtualClock() as clock:
         async with Hive(module("m", "M", invoke(run))).started() as hive:
-            await clock.settle()
+            await clock.run_until_idle()
             assert target.rows == {"a": Row("a", 3)}
             with table.txn() as txn:
                 txn.put(Row("a", 0))

@@ -42,7 +42,7 @@ async def test_timers_run_in_order_each_at_its_own_time() -> None:
 async def test_no_time_passes_by_itself() -> None:
     with VirtualClock() as clock:
         task = asyncio.create_task(anyio.sleep(0.001))
-        await clock.settle()
+        await clock.run_until_idle()
         assert not task.done()
         await clock.advance(0.001)
         assert task.done()
@@ -115,7 +115,7 @@ async def test_what_runs_in_a_thread_is_waited_for() -> None:
     with VirtualClock() as clock:
         task = asyncio.create_task(work())
         threading.Timer(0.02, go.set).start()
-        await clock.settle()
+        await clock.run_until_idle()
         assert seen == ["done"]
         await task
 
@@ -178,7 +178,7 @@ async def test_calls_in_threads_of_every_kind_are_waited_for(kind: str) -> None:
     }
     with VirtualClock() as clock:
         task = asyncio.ensure_future(calls[kind]())
-        await clock.settle()
+        await clock.run_until_idle()
         assert done == [kind]
         assert task.done()
 

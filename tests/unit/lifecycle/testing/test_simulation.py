@@ -175,7 +175,7 @@ def test_messages_are_lost_and_delayed_by_the_seed() -> None:
         async def main() -> None:
             for number in range(20):
                 await world.delay(2)
-                if not world.lose(0.5):
+                if not world.chance(0.5):
                     world.note(number)
 
         world.run(main)
@@ -202,7 +202,7 @@ def test_a_hive_with_a_table_and_a_job_runs_through_every_order() -> None:
             async def write(batch: object) -> None:
                 del batch
                 await world.delay()
-                if world.lose():
+                if world.chance():
                     raise OSError("lost")
                 disk.update((number, number) for number in table.all())
 

@@ -74,7 +74,7 @@ def replayed(trace: Trace, then: Callable[[Hive], object]) -> Callable[[Simulati
             hive = Hive(cell)
             trace.fill(hive)
             async with hive.started():
-                await trace.play(hive)
+                await trace.replay(hive)
                 await anyio.sleep(1)
                 then(hive)
 

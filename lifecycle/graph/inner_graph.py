@@ -7,10 +7,10 @@ import msgspec
 from lifecycle.graph.parts import Edge
 from lifecycle.graph.value import Graph
 
-__all__ = ["grafted"]
+__all__ = ["with_inner_graph"]
 
 
-def grafted(graph: Graph, inner: Graph) -> Graph:
+def with_inner_graph(graph: Graph, inner: Graph) -> Graph:
     """Both graphs in one: `inner` stands below the module of its name.
 
     A type that its InnerHive shares is a supplied value in the inner graph, with an edge to its provider in

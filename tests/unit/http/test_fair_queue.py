@@ -7,16 +7,16 @@ import re
 
 import pytest
 
-from lifecycle.http.turns import Turns
+from lifecycle.http.fair_queue import FairQueue
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_requests_come_in_order_each_with_a_round_for_others_before_it() -> None:
-    turns, seen = Turns(), list[str]()
+    queue, seen = FairQueue(), list[str]()
 
     async def request(name: str) -> None:
-        await turns.take(None)
+        await queue.wait(None)
         seen.append(name)
 
     def other(rounds: int) -> None:
@@ -32,10 +32,10 @@ async def test_requests_come_in_order_each_with_a_round_for_others_before_it() -
 
 
 async def test_a_disconnected_client_loses_its_turn() -> None:
-    turns, seen = Turns(), list[int]()
+    queue, seen = FairQueue(), list[int]()
 
     async def request(number: int) -> None:
-        await turns.take(None)
+        await queue.wait(None)
         seen.append(number)
 
     tasks = [asyncio.create_task(request(number)) for number in range(4)]

@@ -8,7 +8,7 @@ from lifecycle.hints.keys import Key, full_name, hint_text, is_member, origin_cl
 from lifecycle.injection.constructors import Constructor
 from lifecycle.injection.fakes import members
 
-__all__ = ["Nearby"]
+__all__ = ["SimilarTypes"]
 
 SHOWN = 5
 """Maximum number of lines for a type."""
@@ -16,7 +16,7 @@ SEARCHED = 20
 """Number of types for which protocols and similar names are searched, as that compares each with all."""
 
 
-class Nearby:
+class SimilarTypes:
     """All provided types, by the types for which they may be mistaken."""
 
     def __init__(self, provided: Iterable[Constructor]) -> None:

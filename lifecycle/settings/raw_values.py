@@ -14,10 +14,10 @@ from lifecycle.errors import Fault
 from lifecycle.settings.options import CONFIG_DIR, Option, env_name
 from lifecycle.settings.secrets import HIDDEN
 
-__all__ = ["Findings", "Given", "Layer", "Unknown", "hides", "masked", "nearest", "quoted", "unknown"]
+__all__ = ["Findings", "Layer", "RawValue", "Unknown", "hides", "masked", "nearest", "quoted", "unknown"]
 
 
-class Given(msgspec.Struct, frozen=True):
+class RawValue(msgspec.Struct, frozen=True):
     """A value from a source, not parsed yet."""
 
     raw: object
@@ -54,7 +54,7 @@ class Findings(msgspec.Struct):
         """Record a fault of the settings."""
         self.faults.append(Fault("setting", text))
 
-    def stranger(self, shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> None:
+    def report_unknown(self, shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> None:
         """Record an unknown key; `shown` is its place, without the value, which might be secret."""
         if name.replace("_", "-") in self.others:
             return
@@ -71,8 +71,8 @@ _brief = reprlib.Repr()
 _brief.maxlevel, _brief.maxlist, _brief.maxdict = 2, 20, 20
 _brief.maxstring = _brief.maxother = _SHOWN
 
-Layer = dict[str, Given]
-"""The values of one source: by the name under which they were given or, after settled(), by option."""
+Layer = dict[str, RawValue]
+"""The values of one source: by the name under which they were given or, after by_option(), by option."""
 
 
 def hides(name: str, option: Option | None) -> bool:

@@ -13,24 +13,24 @@ from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
 
-class Turns:
-    """Assigns turns: one peer after the other, each peer's requests in order."""
+class FairQueue:
+    """Admits one request at a time: the peers in turn, each peer's requests in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """Waiting requests by peer; the peer with the next turn is first."""
-        self._taken = False
-        self.taken_at = -math.inf
+        self._busy = False
+        self.requested_at = -math.inf
         """When a turn was last requested, by the loop's clock."""
-        self.preceded_at = -math.inf
+        self.priority_work_at = -math.inf
         """When the loop last served work that precedes requests; the server of that work sets it."""
 
-    async def take(self, peer: Hashable) -> None:
+    async def wait(self, peer: Hashable) -> None:
         """Wait until neither this turn of the loop nor the one before had a request."""
         loop = asyncio.get_running_loop()
-        self.taken_at = loop.time()
-        if not self._taken:
-            self._taken = True
+        self.requested_at = loop.time()
+        if not self._busy:
+            self._busy = True
             loop.call_soon(self._pause)
             return
         turn = loop.create_future()
@@ -53,15 +53,15 @@ class Turns:
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._pause)
                 return
-        self._taken = False
+        self._busy = False
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FairQueue] = WeakKeyDictionary()
 
 
-def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
-    """Return the turns of an event loop, which all its servers share."""
-    found = _turns.get(loop)
+def fair_queue_of(loop: asyncio.AbstractEventLoop) -> FairQueue:
+    """Return the queue of an event loop, which all its servers share."""
+    found = _queues.get(loop)
     if found is None:
-        found = _turns[loop] = Turns()
+        found = _queues[loop] = FairQueue()
     return found
