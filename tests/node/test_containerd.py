@@ -13,7 +13,7 @@ import pytest
 from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.demo.upgrade import second_build
-from hive.lab.kernel import belongings, look
+from hive.lab.kernel import bpf_objects, pod_resources
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import interfaces
 from tests.support.account import agreed
@@ -46,10 +46,10 @@ def containerd(lab: Lab) -> Iterator[Containerd]:
 def nothing_left(lab: Lab) -> Iterator[None]:
     """After the block the node has no pod, and of links, rows, pins and files what it had before."""
     with lab.open() as node:
-        before = node.run(belongings)
+        before = node.run(pod_resources)
         yield
         assert agreed(lab).listed == {}
-        assert node.run(belongings).beyond(before) == []
+        assert node.run(pod_resources).added_since(before) == []
 
 
 def saved() -> dict[str, dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_pods_talk_on_while_agents_die_and_another_build_comes(lab: Lab, runtime
     other = f"--datapath-object={second_build(lab)}"
     with nothing_left(lab), lab.open() as node:
         first, second = runtime.run("web-0", "web-1")
-        entries = [set(node.run(look).entries.values())]
+        entries = [set(node.run(bpf_objects).entries.values())]
         with (
             runtime.open(first) as source,
             runtime.open(second) as target,
@@ -103,7 +103,7 @@ def test_pods_talk_on_while_agents_die_and_another_build_comes(lab: Lab, runtime
                 with runtime.open(third) as pod:
                     assert pod.run(unanswered, [runtime.address(first), runtime.address(second)]) == []
                 runtime.remove(third)
-                entries.append(set(node.run(look).entries.values()))
+                entries.append(set(node.run(bpf_objects).entries.values()))
         as_it_was, upgraded = entries[:2], entries[2]
         assert not upgraded & (as_it_was[0] | as_it_was[1] | entries[3])
         runtime.remove(first, second)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from hive.lab import agent_process
-from hive.lab.kernel import belongings
+from hive.lab.kernel import pod_resources
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import interfaces
 from tests.support.account import agreed
@@ -45,7 +45,7 @@ def test_containers_come_at_once_work_outlive_agents_and_leave_nothing(
     lab: Lab, runtime: Podman | Ctr
 ) -> None:
     with lab.open() as node:
-        before = node.run(belongings)
+        before = node.run(pod_resources)
         runtime.run(*SEVERAL)
         addresses = [runtime.address(name) for name in SEVERAL]
         assert {runtime.network(name) for name in SEVERAL} == {NETWORK}
@@ -65,4 +65,4 @@ def test_containers_come_at_once_work_outlive_agents_and_leave_nothing(
         assert {ip for ip, _, _ in agreed(lab).listed.values()} == {runtime.address("web-9")}
         runtime.remove("web-9")
         assert agreed(lab).listed == {}
-        assert node.run(belongings).beyond(before) == []
+        assert node.run(pod_resources).added_since(before) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hive.lab import agent_process, pods
-from hive.lab.kernel import belongings, look
+from hive.lab.kernel import bpf_objects, pod_resources
 from hive.lab.node import Lab
 from tests.soak.memory import GROWTH, size
 from tests.support.account import agreed
@@ -74,15 +74,15 @@ def test_churn_of_pods_leaks_no_memory_descriptors_or_maps(lab: Lab, tmp_path: P
     with lab.open() as node:
         node.run(churn, pods.PLUGIN, configuration, range(WARM_UP))
         agreed(lab)
-        before, had, kernel = size(pid), node.run(belongings), node.run(look)
+        before, had, kernel = size(pid), node.run(pod_resources), node.run(bpf_objects)
         print(f"after {WARM_UP}: {before}")  # noqa: T201 (the course of it, shown on failure)
         step = max(AT_ONCE, CHURN // SAMPLES // AT_ONCE * AT_ONCE)
         for done in range(WARM_UP, WARM_UP + CHURN, step):
             node.run(churn, pods.PLUGIN, configuration, range(done, done + step))
             print(f"after {done + step}: {size(pid)}")  # noqa: T201
         assert {ip for ip, _, _ in agreed(lab).listed.values()} == {stays.ipv4}
-        assert node.run(belongings) == had
-        assert node.run(look).map_ids == kernel.map_ids
+        assert node.run(pod_resources) == had
+        assert node.run(bpf_objects).map_ids == kernel.map_ids
     eventually(lambda: size(pid).descriptors <= before.descriptors)
     after = size(pid)
     assert after.threads <= before.threads

@@ -10,7 +10,7 @@ import pytest
 
 from cells.maps.map import open_map
 from hive.lab import agent_process
-from hive.lab.kernel import look
+from hive.lab.kernel import bpf_objects
 from hive.lab.node import Lab
 from tests.soak.memory import GROWTH, size
 from tests.support.agents import serving
@@ -67,7 +67,7 @@ def test_services_that_come_and_go_leave_nothing(node: Lab, tmp_path: Path) -> N
     pid = serving(node, f"--manifests-dir={folder}", "--enable-session-affinity=true")
     fresh, file = tmp_path / "fresh.yaml", folder / "services.yaml"
     with node.open() as inside:
-        kernel, before = inside.run(look), size(pid)
+        kernel, before = inside.run(bpf_objects), size(pid)
         turns = SERVICES // AT_ONCE
         for turn in range(turns + WARM_UP):
             if turn == WARM_UP:
@@ -81,7 +81,7 @@ def test_services_that_come_and_go_leave_nothing(node: Lab, tmp_path: Path) -> N
             print(f"after {turn + 1} turns: {size(pid)}")  # noqa: T201 (the course of it, shown on failure)
         after = size(pid)
         file.write_text("")
-        assert inside.run(look).map_ids == kernel.map_ids
+        assert inside.run(bpf_objects).map_ids == kernel.map_ids
     assert agent_process.running(node) == pid
     assert after.descriptors <= before.descriptors + 1
     assert after.threads <= before.threads

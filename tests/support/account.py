@@ -14,7 +14,7 @@ from cells.maps.map import open_map
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
 from hive.client import ask
-from hive.lab.kernel import look
+from hive.lab.kernel import bpf_objects
 from hive.lab.node import Lab
 from tests.support.waiting import eventually
 
@@ -165,5 +165,5 @@ def _configs() -> Iterator[tuple[object, ...]]:
 
 def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
     """Return the ids of what is pinned and attached, without the pool of empty policy maps."""
-    seen = look()
+    seen = bpf_objects()
     return seen.maps, seen.programs, seen.entries

@@ -20,7 +20,7 @@ from typing import Final
 from pyroute2 import IPRoute
 
 from hive import syscalls
-from hive.lab.namespaces import furnish
+from hive.lab.namespaces import set_up_node
 
 CGROUPS = Path("/sys/fs/cgroup")
 until_the_end = ExitStack()
@@ -41,7 +41,7 @@ def enter() -> None:
         for name, kind in {"net": "net", "mount": "mnt"}.items():
             _OUTSIDE[name] = os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
         syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
-        furnish()
+        set_up_node()
 
 
 def outside(*command: str | Path) -> list[str]:

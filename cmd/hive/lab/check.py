@@ -27,7 +27,7 @@ from hive.check.probe import Answer, Server, Try, attempt
 from hive.check.run import Facts, Place, Role, Run, Service
 from hive.client import ask
 from hive.lab import agent_process, pods
-from hive.lab.children import Child, Stop, undisturbed
+from hive.lab.children import Child, Stop, signals_blocked
 from hive.lab.cluster import Cluster
 from hive.lab.cluster.manifests import Manifests, Object, with_defaults
 from hive.lab.cluster.network import Place as Spot
@@ -85,7 +85,7 @@ class LabSite:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with undisturbed(), exclusive():
+        with signals_blocked(), exclusive():
             try:
                 for server in self._servers:
                     server.kill()

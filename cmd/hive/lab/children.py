@@ -43,7 +43,7 @@ _TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Block SIGINT and SIGTERM until the block ends.
 
     For cleanup, which must not stop halfway, and for forks, where Python would swallow the exception.
@@ -55,7 +55,7 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def disturbable() -> None:
+def unblock_signals() -> None:
     """Unblock these signals in a child of a parent that blocks them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
 
@@ -75,7 +75,7 @@ class Child(Generic[T]):
         stop_read, stop_write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        with undisturbed(), warnings.catch_warnings():
+        with signals_blocked(), warnings.catch_warnings():
             # Python 3.12 warns when other threads exist; the child takes no lock they could hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
@@ -168,7 +168,7 @@ def _child(
     # The child must never return into its parent's stack.
     try:
         try:
-            disturbable()
+            unblock_signals()
             if enter is not None:
                 enter()
             # In a new context: the parent's context variables refer to its event loop.

@@ -282,23 +282,23 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Show nodes, services and policies under traffic, in a minute. Exits 0 only if every check held."""
     need_root()
     from hive.lab.demo import node, pair, policies, routers, services
-    from hive.lab.demo.story import Story
+    from hive.lab.demo.transcript import Transcript
 
-    story = Story(quiet=as_json)
+    transcript = Transcript(quiet=as_json)
     with orderly(), exclusive():
         if part in {None, "1"}:
-            node.make_room(lab)
-            node.run(lab, story)
-        if part in {None, "2"} and story.error is None:
-            pair.run(Cluster(f"{lab.name}-pair"), story)
-        if part in {None, "3"} and story.error is None:
-            services.run(Cluster(f"{lab.name}-services"), story)
-        if part in {None, "4"} and story.error is None:
-            policies.run(Cluster(f"{lab.name}-policies"), story)
+            node.remove_leftovers(lab)
+            node.run(lab, transcript)
+        if part in {None, "2"} and transcript.error is None:
+            pair.run(Cluster(f"{lab.name}-pair"), transcript)
+        if part in {None, "3"} and transcript.error is None:
+            services.run(Cluster(f"{lab.name}-services"), transcript)
+        if part in {None, "4"} and transcript.error is None:
+            policies.run(Cluster(f"{lab.name}-policies"), transcript)
         if part == "5":
-            routers.run(Cluster(f"{lab.name}-routers"), story)
-    story.end("It works:", "Something does not work:")
+            routers.run(Cluster(f"{lab.name}-routers"), transcript)
+    transcript.end("It works:", "Something does not work:")
     if as_json:
-        click.echo(json_text(story.account()))
-    if not story.ok:
+        click.echo(json_text(transcript.record()))
+    if not transcript.ok:
         raise click.exceptions.Exit(1)

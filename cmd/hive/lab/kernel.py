@@ -1,6 +1,6 @@
 """List a node's BPF maps, programs, map entries and links, and whether they still exist after its removal.
 
-look() and belongings() run in forked children inside a node, alive() on the machine.
+bpf_objects() and pod_resources() run in forked children inside a node, alive() on the machine.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ GENERATION = "hive_calls_"
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class BPFObjects:
     """The BPF objects of a node: ids of maps and programs by pin, and of entry programs by index."""
 
     maps: dict[str, int] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class Kernel:
         return {pin: id_ for pin, id_ in self.programs.items() if Path(pin).parent.name == DISPATCH}
 
     @property
-    def lasting_maps(self) -> dict[str, int]:
+    def persistent_maps(self) -> dict[str, int]:
         """Return the maps that stay when the datapath is replaced."""
         return {pin: id_ for pin, id_ in self.maps.items() if not Path(pin).name.startswith(GENERATION)}
 
 
 @dataclass(frozen=True, slots=True)
-class Belongings:
+class PodResources:
     """State that grows with every pod: host links, map entries, pins of maps, saved endpoints."""
 
     links: frozenset[str]
@@ -64,7 +64,7 @@ class Belongings:
     pins: frozenset[str]
     state: frozenset[str]
 
-    def beyond(self, other: "Belongings") -> list[str]:
+    def added_since(self, other: "PodResources") -> list[str]:
         """Describe what exists here but not in ``other``."""
         return [
             *(f"link {name}" for name in sorted(self.links - other.links)),
@@ -74,7 +74,7 @@ class Belongings:
         ]
 
 
-def look(root: Path = BPF_ROOT) -> Kernel:
+def bpf_objects(root: Path = BPF_ROOT) -> BPFObjects:
     """Return the BPF objects pinned below ``root``."""
     maps: dict[str, int] = {}
     programs: dict[str, int] = {}
@@ -93,10 +93,10 @@ def look(root: Path = BPF_ROOT) -> Kernel:
             programs[name] = _program(open_program(pin), map_ids)
     for program in entries.values():
         _program(program_by_id(program), map_ids)
-    return Kernel(maps, programs, entries, frozenset(map_ids) | frozenset(maps.values()))
+    return BPFObjects(maps, programs, entries, frozenset(map_ids) | frozenset(maps.values()))
 
 
-def belongings(root: Path = BPF_ROOT) -> Belongings:
+def pod_resources(root: Path = BPF_ROOT) -> PodResources:
     """Return the node's state that comes and goes with pods."""
     rows: set[tuple[str, bytes]] = set()
     pins: set[str] = set()
@@ -107,7 +107,7 @@ def belongings(root: Path = BPF_ROOT) -> Belongings:
             with open_map(pin) as bpf_map:
                 rows.update((pin.name, key) for key, _ in bpf_map.items())
     state = {entry.name for entry in STATE.iterdir() if entry.is_dir()} if STATE.exists() else set()
-    return Belongings(machine_links(), frozenset(rows), frozenset(pins), frozenset(state))
+    return PodResources(machine_links(), frozenset(rows), frozenset(pins), frozenset(state))
 
 
 def machine_links() -> frozenset[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hive import syscalls
-from hive.lab.children import Child, Stop, disturbable, run_child, undisturbed
+from hive.lab.children import Child, Stop, run_child, signals_blocked, unblock_signals
 
 T = TypeVar("T")
 
@@ -62,10 +62,10 @@ class Namespaces:
         """Start a program inside; ``options`` are those of subprocess.Popen."""
 
         def enter() -> None:
-            disturbable()
+            unblock_signals()
             self.enter()
 
-        with undisturbed():
+        with signals_blocked():
             return subprocess.Popen(command, preexec_fn=enter, **options)  # noqa: PLW1509 - one thread
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def new_netns() -> Namespaces:
 
 
 def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
-    """Create network and mount namespaces set up as a node; see :func:`furnish`.
+    """Create network and mount namespaces set up as a node; see :func:`set_up_node`.
 
     ``cpu`` is the processor to create them on; see :func:`new_held_node`.
     """
@@ -105,7 +105,7 @@ def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
         if cpu is not None:
             os.sched_setaffinity(0, {cpu})
         syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
-        furnish(share)
+        set_up_node(share)
         os.write(ready_write, b"x")
         os.close(ready_write)
         stop.wait(60)
@@ -142,7 +142,7 @@ def new_held_node(share: Path, net: Path, mnt: Path) -> Namespaces:
             return node
 
 
-def furnish(share: Path | None = None) -> None:
+def set_up_node(share: Path | None = None) -> None:
     """Set up the caller's new namespaces as a node: ``lo`` up, private /run, /sys and bpffs.
 
     ``/run`` becomes an empty tmpfs with ``cilium`` and ``netns``, so that default paths are private and no

@@ -22,7 +22,7 @@ import click
 
 from hive import syscalls
 from hive.lab import cgroups
-from hive.lab.children import readable, undisturbed
+from hive.lab.children import readable, signals_blocked
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 from hive.lab.requirements import missing
 
@@ -198,7 +198,7 @@ def _join(lab: Lab, node: Namespaces, outside: Namespaces, network: LabNetwork) 
 
 def destroy(lab: Lab) -> None:
     """Remove the node's processes, pods, namespaces, mounts and directory, even if it is incomplete."""
-    with undisturbed():
+    with signals_blocked():
         end_processes(lab)
         for point in reversed(mounted_below(lab.directory)):
             syscalls.unmount(point, syscalls.MNT_DETACH)

@@ -46,7 +46,7 @@ def _listed(answer: Any) -> list[Any]:
     return list(answer)
 
 
-def furnish() -> None:
+def set_up_networks() -> None:
     """A network with others: 192.0.2.0/24 and 2001:db8::/64; 198.51.100.0/24 is behind a router."""
     with netlink() as ip:
         ip("link", "add", ifname="eth0", kind="veth", peer={"ifname": "peer0"})
@@ -101,7 +101,7 @@ OWN = node(1, "10.1.0.0/24", source=Source.LOCAL)
 
 
 async def test_routes_follow_nodes_that_come_change_and_go() -> None:
-    furnish()
+    set_up_networks()
     nodes = table(OWN, node(2, "10.2.0.0/24", "fd02::/112"))
     async with agent(nodes):
         await eventually(lambda: routes() == {"10.2.0.0/24": "192.0.2.2", "fd02::/112": "2001:db8::2"})
@@ -120,7 +120,7 @@ async def test_routes_follow_nodes_that_come_change_and_go() -> None:
 
 
 async def test_a_removed_direct_route_is_restored_and_foreign_routes_stay() -> None:
-    furnish()
+    set_up_networks()
     with netlink() as ip:
         ip("route", "add", dst="203.0.113.0/24", gateway="192.0.2.9", proto="static")
     async with agent(table(OWN, node(2, "10.2.0.0/24", "fd02::/112"))):
@@ -132,7 +132,7 @@ async def test_a_removed_direct_route_is_restored_and_foreign_routes_stay() -> N
 
 
 async def test_a_route_that_is_not_ours_is_never_replaced() -> None:
-    furnish()
+    set_up_networks()
     with netlink() as ip:
         ip("route", "add", dst="10.2.0.0/24", gateway="192.0.2.9", proto="static")
     async with agent(table(OWN, node(2, "10.2.0.0/24", "10.5.0.0/24"))) as hive:
@@ -145,7 +145,7 @@ async def test_a_route_that_is_not_ours_is_never_replaced() -> None:
 
 
 async def test_routes_of_an_earlier_agent_are_removed_when_all_nodes_are_known() -> None:
-    furnish()
+    set_up_networks()
     change("add", "10.9.0.0/24", "192.0.2.9")
     nodes = table(OWN, node(2, "10.2.0.0/24"))
     source = nodes.initializer("another source")
@@ -166,7 +166,7 @@ def failed(hive: Hive) -> list[str]:
 
 
 async def test_a_node_behind_a_router_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    furnish()
+    set_up_networks()
     async with agent(table(OWN, beyond(), node(2, "10.2.0.0/24"))) as hive:
         await eventually(lambda: len(failed(hive)) == 1 and len(routes()) == 1)
         assert "contains gateway 192.0.2.254, must be directly reachable" in failed(hive)[0]
@@ -177,7 +177,7 @@ async def test_a_node_behind_a_router_is_an_error(capsys: pytest.CaptureFixture[
 
 
 async def test_a_node_behind_a_router_may_be_left_out() -> None:
-    furnish()
+    set_up_networks()
     nodes = table(OWN, beyond(), node(2, "10.2.0.0/24"))
     async with agent(nodes, **{"direct-routing-skip-unreachable": "true"}) as hive:
         await eventually(lambda: routes() == {"10.2.0.0/24": "192.0.2.2"})
@@ -186,7 +186,7 @@ async def test_a_node_behind_a_router_may_be_left_out() -> None:
 
 @pytest.mark.parametrize("skip", ["true", "false"])
 async def test_a_node_that_moves_behind_a_router_loses_its_route(skip: str) -> None:
-    furnish()
+    set_up_networks()
     near = msgspec.structs.replace(beyond(), addresses=(NodeIP(INTERNAL_IP, ip_address("192.0.2.5")),))
     nodes = table(OWN, near, node(2, "10.2.0.0/24"))
     async with agent(nodes, **{"direct-routing-skip-unreachable": skip}):
@@ -198,7 +198,7 @@ async def test_a_node_that_moves_behind_a_router_loses_its_route(skip: str) -> N
 
 
 async def test_ranges_of_a_family_that_is_off_get_no_route() -> None:
-    furnish()
+    set_up_networks()
     async with agent(table(OWN, node(2, "10.2.0.0/24", "fd02::/112")), **{"enable-ipv6": "false"}) as hive:
         await eventually(lambda: len(hive.get(Tables).get("direct-routes-status")) == 1)
         await eventually(lambda: "10.2.0.0/24" in routes())
@@ -206,7 +206,7 @@ async def test_ranges_of_a_family_that_is_off_get_no_route() -> None:
 
 
 async def test_without_the_setting_routes_of_an_earlier_agent_are_removed() -> None:
-    furnish()
+    set_up_networks()
     nodes = table(OWN, node(2, "10.2.0.0/24", "fd02::/112"))
     async with agent(nodes):
         await eventually(lambda: len(routes()) == 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 from hive.lab.children import Child
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import Asked, answer
-from hive.lab.traffic.requests import ask as request
+from hive.lab.traffic.requests import RequestResults, answer
+from hive.lab.traffic.requests import send_requests as request
 from tests.node.agent.node_ports import TARGET
 from tests.support.cgroups import join
 
@@ -27,7 +27,7 @@ ASKED = 32
 """Requests of each client: of two servers, both answer some."""
 
 
-def joined(group: Path, ip: str, port: int) -> Asked:
+def joined(group: Path, ip: str, port: int) -> RequestResults:
     """Join the cgroup and send requests."""
     join(group)
     return request((ip, port), ASKED)

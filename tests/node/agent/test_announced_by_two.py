@@ -21,7 +21,7 @@ from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab, exclusive
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import answer, ask, ask_on
+from hive.lab.traffic.requests import answer, send_requests, send_until_stopped
 from tests.node.agent.announced import LEASE, OBJECTS, VIP, heard_neighbour, mac_of, running
 from tests.node.agent.node_ports import TARGET
 from tests.node.agent.served import PORT, asked
@@ -148,12 +148,12 @@ def test_another_node_answers_for_the_address_when_an_agent_dies_and_no_request_
                 children.append(place.start(answer, listener, lab.name))
         slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
         scenario.ask("POST", slices, backends(scenario.labs, attached))
-        eventually(lambda: scenario.client.run(ask, (VIP, TARGET), 20).servers == names)
+        eventually(lambda: scenario.client.run(send_requests, (VIP, TARGET), 20).servers == names)
         first = scenario.holder()
         (lost,) = (lab for lab in scenario.labs if lab.name == first)
         (other,) = (lab for lab in scenario.labs if lab.name != first)
         eventually(lambda: scenario.answers(lost))
-        asking = scenario.client.start(ask_on, (VIP, TARGET), 0.01)
+        asking = scenario.client.start(send_until_stopped, (VIP, TARGET), 0.01)
         children.append(asking)
         os.kill(scenario.pids[lost], signal.SIGKILL)
         os.waitpid(scenario.pids[lost], 0)

@@ -15,7 +15,7 @@ from cells.maps.map import open_map
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, Lab
-from hive.lab.traffic.requests import ask
+from hive.lab.traffic.requests import send_requests
 from tests.node.agent.named_servers import joined, served
 from tests.node.agent.node_ports import NODE6, OUTSIDE, TARGET, command, give_addresses
 from tests.support.agents import known_pods, serving
@@ -200,7 +200,7 @@ def addresses(pod: pods.Attached) -> dict[int, str]:
 
 def answers(place: Namespaces, group: Path | None, to: tuple[str, int]) -> str:
     """Who answers a client, or the error that it gets."""
-    found = place.run(joined, group, *to) if group is not None else place.run(ask, to, 1)
+    found = place.run(joined, group, *to) if group is not None else place.run(send_requests, to, 1)
     return (found.failed or found.servers)[0]
 
 

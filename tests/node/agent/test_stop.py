@@ -14,7 +14,7 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.demo.upgrade import second_build
-from hive.lab.kernel import look
+from hive.lab.kernel import bpf_objects
 from hive.lab.node import Lab, wait_exited
 from hive.lab.traffic.probe import ping
 from tests.support.account import agreed, in_kernel
@@ -69,11 +69,11 @@ def test_another_build_swaps_the_programs_and_nothing_else(lab: Lab) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     other = second_build(lab)
     with lab.open() as inside:
-        before = inside.run(look)
+        before = inside.run(bpf_objects)
         ended_in_order(lab, terminated(lab, pid))
         serving(lab, f"--datapath-object={other}")
-        after = inside.run(look)
-    assert after.lasting_maps == before.lasting_maps
+        after = inside.run(bpf_objects)
+    assert after.persistent_maps == before.persistent_maps
     assert after.dispatchers == before.dispatchers
     assert not set(after.entries.values()) & set(before.entries.values())
     assert pings(lab, first, second) == 3

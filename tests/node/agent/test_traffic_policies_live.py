@@ -9,7 +9,7 @@ import pytest
 
 from hive.lab import pods
 from hive.lab.node import NODE_ADDRESS, Lab
-from hive.lab.traffic.requests import ask
+from hive.lab.traffic.requests import send_requests
 from tests.node.agent.named_servers import joined, served
 from tests.node.agent.node_ports import BALANCER, ELSEWHERE, TARGET, give_addresses
 from tests.support.agents import known_pods, serving
@@ -79,7 +79,7 @@ def test_each_traffic_policy_combination_selects_the_documented_backends(
             if who in ("pod, at the socket", "node"):
                 found = (host if who == "node" else client).run(joined, group, *to)
             else:
-                found = (outside if who == "outside" else client).run(ask, to, ASKED)
+                found = (outside if who == "outside" else client).run(send_requests, to, ASKED)
             assert found.failed == [], (who, to)
             return found.servers
 

@@ -26,7 +26,7 @@ def test_an_upgrade_loses_nothing(lab: Lab) -> None:
     assert (seen.received.duplicates, seen.received.reordered) == (0, 0)
     assert seen.read.continuous
     assert seen.read.octets == seen.written.octets > 0
-    assert seen.after.lasting_maps == seen.before.lasting_maps
+    assert seen.after.persistent_maps == seen.before.persistent_maps
     assert seen.after.dispatchers == seen.before.dispatchers
     assert not set(seen.after.entries.values()) & set(seen.before.entries.values())
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {source.ipv4, target.ipv4}

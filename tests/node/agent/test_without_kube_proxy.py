@@ -15,7 +15,7 @@ from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
 from hive.lab.traffic.requests import answer
-from hive.lab.traffic.requests import ask as request
+from hive.lab.traffic.requests import send_requests as request
 from tests.node.agent.named_servers import ASKED, joined
 from tests.node.agent.netfilter import IPTABLES, looked, run
 from tests.support.agents import known_pods, serving

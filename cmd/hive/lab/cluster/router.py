@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hive.lab.children import undisturbed
+from hive.lab.children import signals_blocked
 from hive.lab.cluster.network import LabNetwork, Place
 from hive.lab.daemon import Daemon
 from hive.lab.node import LabError
@@ -137,7 +137,7 @@ class Router:
 
     def remove(self) -> None:
         """Stop it and remove its state; a missing one is ignored."""
-        with undisturbed():
+        with signals_blocked():
             for name in reversed(_DAEMONS):
                 self._daemon(name).kill()
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hive.lab.children import undisturbed
+from hive.lab.children import signals_blocked
 from hive.lab.cluster.network import LabNetwork, Place
 from hive.lab.daemon import Daemon
 from hive.lab.node import LabError
@@ -104,7 +104,7 @@ class Store:
 
     def remove(self) -> None:
         """Stop it and remove its data; a missing one is ignored."""
-        with undisturbed():
+        with signals_blocked():
             self.crash()
             shutil.rmtree(self.directory, ignore_errors=True)
 

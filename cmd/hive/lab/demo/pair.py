@@ -11,10 +11,10 @@ from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.cluster.manifests import namespace_object
 from hive.lab.cluster.store import Store
-from hive.lab.demo.aftermath import nothing_left
-from hive.lab.demo.story import Story
-from hive.lab.demo.talk import Talk
-from hive.lab.demo.until import eventually
+from hive.lab.demo.teardown import removed_afterwards
+from hive.lab.demo.traffic_checks import TrafficChecks
+from hive.lab.demo.transcript import Transcript
+from hive.lab.demo.wait import eventually
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, LabError
 from hive.lab.pods import Attached
@@ -27,25 +27,25 @@ SETTINGS = ("--identity-change-grace-period=1s",)
 TEAM = "k8s:io.cilium.k8s.namespace.labels.team=blue"
 
 
-def run(cluster: Cluster, story: Story) -> None:
+def run(cluster: Cluster, transcript: Transcript) -> None:
     """Run the demo on two nodes, then remove them, even after an error."""
     if any(agent_process.running(lab) is not None for lab in cluster.nodes()):
         name = cluster.name
         raise LabError(f"nodes of {name} are running: remove them (hive lab down --name {name})")
     last = ("nothing left of both", "Both nodes are taken down", "With them goes the network between.")
-    pair = Pair(cluster, story)
-    with nothing_left(cluster, story, *last):
-        for chapter in (pair.nodes, pair.talk, pair.kill, pair.label, pair.tunnel):
+    pair = Pair(cluster, transcript)
+    with removed_afterwards(cluster, transcript, *last):
+        for chapter in (pair.nodes, pair.check_traffic, pair.kill, pair.label, pair.tunnel):
             chapter()
 
 
 class Pair:
     """The chapters in order; later ones use the results of earlier ones."""
 
-    def __init__(self, cluster: Cluster, story: Story) -> None:
+    def __init__(self, cluster: Cluster, transcript: Transcript) -> None:
         self._cluster = cluster
-        self._story = story
-        self._talk = Talk(story)
+        self._transcript = transcript
+        self._traffic = TrafficChecks(transcript)
         self._etcd = Store.program() is not None
         self._labs: list[Lab] = []
         self._attached: list[Attached] = []
@@ -53,7 +53,7 @@ class Pair:
     def nodes(self) -> None:
         """Create two nodes joined by a bridge, each with a pod."""
         shared = "They publish themselves and their pods in etcd." if self._etcd else ""
-        self._story.step(
+        self._transcript.step(
             "pair",
             "Two nodes",
             f"Each has namespaces and an agent of its own; a bridge joins them. {shared}".rstrip(),
@@ -64,11 +64,11 @@ class Pair:
             self._attached.append(self._cluster.add_pod(lab, f"pod-{number}"))
         for lab, other in self._both():
             source = eventually(lambda lab=lab, other=other: self._source(lab, other))
-            self._story.check(f"{lab.name} knows {other.name}", bool(source), f"from {source}")
+            self._transcript.check(f"{lab.name} knows {other.name}", bool(source), f"from {source}")
 
-    def talk(self) -> None:
+    def check_traffic(self) -> None:
         """Ping and TCP by direct routes."""
-        self._story.step(
+        self._transcript.step(
             "direct",
             "Their pods talk, by routes",
             "Each agent has set a route to the other node's pods, over that node's address.",
@@ -78,13 +78,13 @@ class Pair:
             with lab.open() as node:
                 found = [route for route in node.run(routes) if route.destination == cidr]
             gateways = [route.gateway for route in found]
-            self._story.check(f"{lab.name} has a route to {cidr}", gateways == [via], f"via {via}")
-        self._talk_both_ways()
+            self._transcript.check(f"{lab.name} has a route to {cidr}", gateways == [via], f"via {via}")
+        self._check_both_directions()
 
     def kill(self) -> None:
         """Kill an agent with SIGKILL under traffic between the nodes."""
         first, second = self._labs
-        self._story.step(
+        self._transcript.step(
             "kill",
             f"The agent of {second.name} is killed and comes back",
             f"Meanwhile pod-1 sends pod-2 {RATE:.0f} numbered UDP packets a second.",
@@ -103,18 +103,18 @@ class Pair:
                 finally:
                     outgoing.kill()
                     incoming.kill()
-        self._story.check("a new agent serves", True, f"{seconds * 1000:.0f} ms after its start")
+        self._transcript.check("a new agent serves", True, f"{seconds * 1000:.0f} ms after its start")
         lost = sent.packets - received.packets
-        self._story.check(
+        self._transcript.check(
             "no packet was lost",
             sent.packets > 0 and lost == 0,
             f"{sent.packets} sent, {received.packets} received, {lost} lost",
         )
-        self._story.measured["pair_kill"] = {"sent": sent.packets, "lost": lost}
+        self._transcript.measured["pair_kill"] = {"sent": sent.packets, "lost": lost}
 
     def label(self) -> None:
         """Change a label of the namespace, and so the identities of its pods."""
-        self._story.step(
+        self._transcript.step(
             "label",
             "The namespace gets a label",
             "team=blue, in a manifest. Both pods get identities of which it is a part, under their traffic"
@@ -132,11 +132,11 @@ class Pair:
             if self._etcd:
                 known = eventually(lambda lab=lab, other=other: self._known_there(lab, other))
                 ok, seen = ok and known, f"{seen}, on {other.name} as well"
-            self._story.check(f"the pod of {lab.name} has another identity", bool(ok), seen)
+            self._transcript.check(f"the pod of {lab.name} has another identity", bool(ok), seen)
 
     def tunnel(self) -> None:
         """Restart the agents with a tunnel."""
-        self._story.step(
+        self._transcript.step(
             "tunnel",
             "The agents start again, with routing-mode=tunnel",
             "The routes go, VXLAN comes. The pods, running all the while, reach each other through it; the "
@@ -146,10 +146,10 @@ class Pair:
             agent_process.terminate(lab)
         self._start(TUNNEL)
         eventually(self._both_tunnel)
-        self._talk_both_ways()
+        self._check_both_directions()
         for lab in self._labs:
             packets = self._tunnelled(lab)
-            self._story.check(f"{lab.name} got them by cilium_vxlan", packets > 0, f"{packets} packets")
+            self._transcript.check(f"{lab.name} got them by cilium_vxlan", packets > 0, f"{packets} packets")
 
     # What the chapters share
 
@@ -163,15 +163,15 @@ class Pair:
         first, second = self._labs
         return (first, second), (second, first)
 
-    def _talk_both_ways(self) -> None:
+    def _check_both_directions(self) -> None:
         first, second = self._labs
         one, two = self._attached
         with first.open_pod("pod-1") as here, second.open_pod("pod-2") as there:
             eventually(lambda: self._answers(first, "pod-1", two.ipv4))
-            self._talk.ping("ping pod-1 → pod-2", here, two.ipv4)
-            self._talk.ping("ping pod-2 → pod-1", there, one.ipv4)
-            self._talk.echo("TCP  pod-1 → pod-2", here, there, two.ipv4, one.ipv4)
-            self._talk.echo("TCP  pod-2 → pod-1", there, here, one.ipv4, two.ipv4)
+            self._traffic.ping("ping pod-1 → pod-2", here, two.ipv4)
+            self._traffic.ping("ping pod-2 → pod-1", there, one.ipv4)
+            self._traffic.echo("TCP  pod-1 → pod-2", here, there, two.ipv4, one.ipv4)
+            self._traffic.echo("TCP  pod-2 → pod-1", there, here, one.ipv4, two.ipv4)
 
     def _both_tunnel(self) -> bool:
         """Return whether both directions use the tunnel; one agent may change before the other."""

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.cluster import Cluster
-from hive.lab.demo.aftermath import nothing_left
-from hive.lab.demo.story import Story
-from hive.lab.demo.until import eventually
+from hive.lab.demo.teardown import removed_afterwards
+from hive.lab.demo.transcript import Transcript
+from hive.lab.demo.wait import eventually
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
@@ -28,23 +28,23 @@ SILENCE = 1.0
 Object = dict[str, Any]
 
 
-def run(cluster: Cluster, story: Story) -> None:
+def run(cluster: Cluster, transcript: Transcript) -> None:
     """Run the demo on a node, then remove it, even after an error."""
     last = ("nothing left of the policies", "The node is taken down", "Its policies with it.")
-    part = Policies(cluster, story)
-    with nothing_left(cluster, story, *last):
+    part = Policies(cluster, transcript)
+    with removed_afterwards(cluster, transcript, *last):
         part.pods()
-        with part.conversation():
-            for chapter in (part.talk, part.cut, part.why, part.go_on):
+        with part.open_connection():
+            for chapter in (part.check_traffic, part.isolate, part.explain, part.allow):
                 chapter()
 
 
 class Policies:
     """The chapters in order; later ones use the results of earlier ones."""
 
-    def __init__(self, cluster: Cluster, story: Story) -> None:
+    def __init__(self, cluster: Cluster, transcript: Transcript) -> None:
         self._cluster = cluster
-        self._story = story
+        self._transcript = transcript
         self._lab: Lab
         self._pid = 0
         self._pods: dict[str, Attached] = {}
@@ -54,7 +54,7 @@ class Policies:
 
     def pods(self) -> None:
         """Create a node with two pods; its agent reads policies from a directory."""
-        self._story.step(
+        self._transcript.step(
             "policies",
             "Two pods, and no policy",
             "Where no policy selects a pod, it may do everything.",
@@ -64,10 +64,10 @@ class Policies:
         agent_process.wait_ready(self._lab, self._pid)
         for name in (FRONT, BACK):
             pod = self._pods[name] = self._cluster.add_pod(self._lab, name)
-            self._story.check(f"{name} is added", True, pod.ipv4)
+            self._transcript.check(f"{name} is added", True, pod.ipv4)
 
     @contextmanager
-    def conversation(self) -> Iterator[None]:
+    def open_connection(self) -> Iterator[None]:
         """Keep a TCP connection open between the pods."""
         with self._lab.open_pod(FRONT) as front, self._lab.open_pod(BACK) as back:
             with inside(back):
@@ -82,48 +82,54 @@ class Policies:
                 with self._server:
                     yield
 
-    def talk(self) -> None:
+    def check_traffic(self) -> None:
         """Check that bytes arrive."""
-        self._story.step(
+        self._transcript.step(
             "talk", f"{FRONT} has a connection open to {BACK}", "And sends something now and then."
         )
-        self._story.check("what it sends arrives", self._ping(within=30), f"TCP, port {PORT}")
+        self._transcript.check("what it sends arrives", self._ping(within=30), f"TCP, port {PORT}")
 
-    def cut(self) -> None:
+    def isolate(self) -> None:
         """Apply a policy that isolates the cart."""
-        self._story.step(
+        self._transcript.step(
             "cut",
             f"A policy is applied: no pod reaches {BACK}",
             "Once it is in the policy map, the next packet of the open connection obeys it.",
         )
         self._apply([])
         enforced = eventually(lambda: self._enforced(BACK) == "ingress")
-        self._story.check("its policy map has it", bool(enforced), "hive endpoint list: ingress is enforced")
-        self._story.check(
+        self._transcript.check(
+            "its policy map has it", bool(enforced), "hive endpoint list: ingress is enforced"
+        )
+        self._transcript.check(
             "the open connection is cut", not self._ping(SILENCE), f"{SILENCE:.0f} s of silence"
         )
 
-    def why(self) -> None:
+    def explain(self) -> None:
         """Show the answer of ``hive policy explain``."""
-        self._story.step("why", "Why?", f"hive policy explain default/{FRONT} default/{BACK}:{PORT}")
+        self._transcript.step("why", "Why?", f"hive policy explain default/{FRONT} default/{BACK}:{PORT}")
         ingress = self._ingress()
-        self._story.show([f"ingress of {ingress['of']}: {ingress['verdict']}", f"entry: {ingress['entry']}"])
-        self._story.check(
+        self._transcript.show(
+            [f"ingress of {ingress['of']}: {ingress['verdict']}", f"entry: {ingress['entry']}"]
+        )
+        self._transcript.check(
             "it names what is missing",
             ingress["verdict"] == "drop" and ingress["enforced"] and not ingress["rules"],
             "a policy selects the pod, and no rule allows this",
         )
 
-    def go_on(self) -> None:
+    def allow(self) -> None:
         """Apply the policy with a rule for the frontend."""
-        self._story.step(
+        self._transcript.step(
             "open", f"The policy lets {FRONT} in", "The connection was never closed: it goes on."
         )
         self._apply([FRONT])
-        self._story.check("what was sent arrives", self._arrives(within=60), "by TCP's own retransmission")
+        self._transcript.check(
+            "what was sent arrives", self._arrives(within=60), "by TCP's own retransmission"
+        )
         rules = self._ingress()["rules"]
-        self._story.check("the rule is named", len(rules) == 1, "; ".join(rules))
-        self._story.measured["policies"] = {"rules": rules}
+        self._transcript.check("the rule is named", len(rules) == 1, "; ".join(rules))
+        self._transcript.measured["policies"] = {"rules": rules}
 
     # What the chapters share
 

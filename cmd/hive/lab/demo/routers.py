@@ -14,14 +14,14 @@ from pathlib import Path
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
-from hive.lab.demo.aftermath import nothing_left
-from hive.lab.demo.story import Story
-from hive.lab.demo.until import eventually
+from hive.lab.demo.teardown import removed_afterwards
+from hive.lab.demo.transcript import Transcript
+from hive.lab.demo.wait import eventually
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import answer_on, say
+from hive.lab.traffic.requests import send_request, serve_connections
 
 SETTINGS = ("--kube-proxy-replacement=true", "--bpf-lb-mode=dsr", "--bpf-lb-algorithm=maglev")
 ADDRESS, PORT = "203.0.113.1", 80
@@ -32,14 +32,14 @@ Answer = tuple[str, str]
 """Name of the answering pod, and the client address that it sees."""
 
 
-def run(cluster: Cluster, story: Story) -> None:
+def run(cluster: Cluster, transcript: Transcript) -> None:
     """Run the demo on three nodes and a router, then remove them, even after an error."""
     last = ("nothing left of the routers", "Nodes and router are taken down", "Their routes with them.")
-    part = Routers(cluster, story)
-    with nothing_left(cluster, story, *last):
+    part = Routers(cluster, transcript)
+    with removed_afterwards(cluster, transcript, *last):
         part.nodes()
         with part.servers():
-            for chapter in (part.pod, part.service, part.death):
+            for chapter in (part.pod, part.service, part.node_failure):
                 chapter()
 
 
@@ -52,22 +52,22 @@ def _spread_by_connection() -> None:
     Path("/proc/sys/net/ipv4/fib_multipath_hash_policy").write_text("1")
 
 
-def _cut() -> None:
+def _cut_uplink() -> None:
     subprocess.run(["ip", "link", "set", "uplink", "down"], check=True)
 
 
 class Routers:
     """The chapters in order."""
 
-    def __init__(self, cluster: Cluster, story: Story) -> None:
+    def __init__(self, cluster: Cluster, transcript: Transcript) -> None:
         self._cluster = cluster
-        self._story = story
+        self._transcript = transcript
         self._labs: list[Lab] = []
         self._pods: dict[str, Attached] = {}
 
     def nodes(self) -> None:
         """Create three nodes, a router, and pods on the third node."""
-        self._story.step(
+        self._transcript.step(
             "routers",
             "Three nodes and a router that knows of them by BGP alone",
             "Each node has a BGP session with the router, FRR. Pods one to four are on the third node. The"
@@ -82,8 +82,8 @@ class Routers:
         for name in ("one", "two", "three", "four"):
             self._pods[name] = self._cluster.add_pod(self._labs[-1], name)
         learnt = eventually(lambda: self._learnt().count(" via ") == len(self._labs))
-        self._story.check("the router has a route to each node's pods", bool(learnt), "by BGP")
-        self._story.show(re.sub(r" nhid \d+| metric \d+", "", self._learnt()).splitlines())
+        self._transcript.check("the router has a route to each node's pods", bool(learnt), "by BGP")
+        self._transcript.show(re.sub(r" nhid \d+| metric \d+", "", self._learnt()).splitlines())
 
     @contextmanager
     def servers(self) -> Iterator[None]:
@@ -94,26 +94,26 @@ class Routers:
                 place = stack.enter_context(self._labs[-1].open_pod(name))
                 with inside(place):
                     listener = stack.enter_context(tcp_listener(port=PORT))
-                started.append(place.start(answer_on, listener, name))
+                started.append(place.start(serve_connections, listener, name))
                 stack.callback(started[-1].kill)
             yield
 
     def pod(self) -> None:
         """Reach a pod from outside by its address."""
-        self._story.step(
+        self._transcript.step(
             "a pod from outside",
             "The client connects to the address of pod one",
             "No node translates it: the router forwards to the node, the node to the pod.",
         )
         with self._connected(self._pods["one"].ipv4, 1) as (connection,):
-            found = say(connection)
-        self._story.check(
+            found = send_request(connection)
+        self._transcript.check(
             "pod one answers, and sees the client itself", found == ("one", self._client), " ".join(found)
         )
 
     def service(self) -> None:
         """Announce a service from all nodes; the router spreads connections over them (ECMP)."""
-        self._story.step(
+        self._transcript.step(
             "one address, three nodes",
             f"All nodes announce {ADDRESS}, the address of a service with the four pods",
             "The router spreads connections over the nodes (ECMP). Each node chooses the pod by Maglev, with"
@@ -123,33 +123,33 @@ class Routers:
         with self._cluster.network.open() as outside:
             outside.run(_spread_by_connection)
         spread = eventually(lambda: self._ways() == len(self._labs))
-        self._story.check("the router has a way by each node", bool(spread), f"{self._ways()} ways")
+        self._transcript.check("the router has a way by each node", bool(spread), f"{self._ways()} ways")
 
-    def death(self) -> None:
+    def node_failure(self) -> None:
         """Cut a node's link; its connections continue through another node."""
-        self._story.step(
+        self._transcript.step(
             "a node dies",
             f"{CONNECTIONS} connections are open; then the first node's link is cut",
             "Some of them went by that node. The router drops its session, as its hold time or BFD would do,"
             " and forwards to the other nodes. These know nothing of them, but have the same table.",
         )
         with self._connected(ADDRESS, CONNECTIONS) as connections:
-            before = [say(one) for one in connections]
+            before = [send_request(one) for one in connections]
             by = Counter(name for name, _ in before)
-            self._story.check("every pod has some", len(by) == len(self._pods), _counts(by))
+            self._transcript.check("every pod has some", len(by) == len(self._pods), _counts(by))
             first, *others = self._labs
             with first.open() as node:
-                node.run(_cut)
+                node.run(_cut_uplink)
             self._cluster.router.drop_session(self._cluster.place(first).ipv4)
             eventually(lambda: self._ways() == len(others))
-            after = [self._again(one) for one in connections]
+            after = [self._request(one) for one in connections]
         unchanged = sum(one == other for one, other in zip(before, after, strict=True))
-        self._story.check(
+        self._transcript.check(
             "each connection goes on with the pod that it had",
             unchanged == CONNECTIONS,
             f"{unchanged} of {CONNECTIONS}",
         )
-        self._story.measured["bgp_connections"] = {"of": CONNECTIONS, "unchanged": unchanged}
+        self._transcript.measured["bgp_connections"] = {"of": CONNECTIONS, "unchanged": unchanged}
 
     @property
     def _client(self) -> str:
@@ -185,9 +185,9 @@ class Routers:
         return True
 
     @staticmethod
-    def _again(connection: socket.socket) -> Answer | None:
+    def _request(connection: socket.socket) -> Answer | None:
         try:
-            return say(connection)
+            return send_request(connection)
         except OSError:
             return None
 

@@ -11,14 +11,14 @@ from cells.services.maglev import MaglevBackend, fill
 from hive.lab import agent_process, pods
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
-from hive.lab.demo.aftermath import nothing_left
-from hive.lab.demo.story import Story
-from hive.lab.demo.until import eventually
+from hive.lab.demo.teardown import removed_afterwards
+from hive.lab.demo.transcript import Transcript
+from hive.lab.demo.wait import eventually
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import Asked, answer, ask, ask_on
+from hive.lab.traffic.requests import RequestResults, answer, send_requests, send_until_stopped
 
 SETTINGS = ("--enable-node-port=true",)
 PORT, ANYWHERE, HERE = 8080, 30080, 30081
@@ -30,11 +30,11 @@ MAGLEV_SIZE, MAGLEV_SEED = 16381, 0x24B7EF82
 Object = dict[str, Any]
 
 
-def run(cluster: Cluster, story: Story) -> None:
+def run(cluster: Cluster, transcript: Transcript) -> None:
     """Run the demo on two nodes, then remove them, even after an error."""
     last = ("nothing left of the services", "Both nodes are taken down", "Their services with them.")
-    part = Services(cluster, story)
-    with nothing_left(cluster, story, *last):
+    part = Services(cluster, transcript)
+    with removed_afterwards(cluster, transcript, *last):
         part.nodes()
         with part.servers():
             for chapter in (part.one_node, part.two_nodes, part.removed):
@@ -45,15 +45,15 @@ def run(cluster: Cluster, story: Story) -> None:
 class Services:
     """The chapters in order; later ones use the results of earlier ones."""
 
-    def __init__(self, cluster: Cluster, story: Story) -> None:
+    def __init__(self, cluster: Cluster, transcript: Transcript) -> None:
         self._cluster = cluster
-        self._story = story
+        self._transcript = transcript
         self._labs: list[Lab] = []
         self._pods: dict[str, tuple[Lab, Attached]] = {}
 
     def nodes(self) -> None:
         """Create two nodes and three pods with servers."""
-        self._story.step(
+        self._transcript.step(
             "services",
             "Two nodes that serve clients outside",
             "Pods one and two are on the first node, three is on the second. Each answers with its name and"
@@ -66,7 +66,7 @@ class Services:
         first, second = self._labs
         for name, lab in (("one", first), ("two", first), ("three", second)):
             self._pods[name] = lab, self._cluster.add_pod(lab, name)
-        self._story.check("both agents serve", True, ", ".join(lab.name for lab in self._labs))
+        self._transcript.check("both agents serve", True, ", ".join(lab.name for lab in self._labs))
 
     @contextmanager
     def servers(self) -> Iterator[None]:
@@ -87,20 +87,22 @@ class Services:
     def one_node(self) -> None:
         """Both backends are on the node that gets the requests."""
         first, _ = self._labs
-        self._story.step(
+        self._transcript.step(
             "one node",
             f"A service with a node port, {ANYWHERE}, and backends on one node",
             f"The client asks the first node {ASKED} times.",
         )
         self._serve("one", "two")
         found = self._asked(first, ANYWHERE, {"one", "two"})
-        self._story.check("every request is answered", not found.failed, _answers(found))
+        self._transcript.check("every request is answered", not found.failed, _answers(found))
         seen = {client for _, client in found.answered}
-        self._story.check("backends see the client itself", seen == {self._client}, ", ".join(sorted(seen)))
+        self._transcript.check(
+            "backends see the client itself", seen == {self._client}, ", ".join(sorted(seen))
+        )
 
     def two_nodes(self) -> None:
         """Show the client address that backends see, by traffic policy and node."""
-        self._story.step(
+        self._transcript.step(
             "two nodes",
             "Another backend on the second node; which client address each sees, by externalTrafficPolicy",
             "With Cluster any backend serves, and one on another node sees the node that was asked. With"
@@ -116,60 +118,62 @@ class Services:
                 found = self._asked(lab, port, wanted)
                 own = self._cluster.place(lab).ipv4
                 expected = {(name, self._client if name in here else own) for name in wanted}
-                self._story.check(
+                self._transcript.check(
                     f"{policy}, asked at {lab.name}", set(found.answered) == expected and not found.failed,
                     _answers(found),
                 )  # fmt: skip
                 lines += [f"{policy:8} {lab.name:22} {name:8} {who}" for name, who in sorted(found.answered)]
-        self._story.show(lines)
-        self._story.measured["services_seen"] = lines[1:]
+        self._transcript.show(lines)
+        self._transcript.measured["services_seen"] = lines[1:]
 
     def removed(self) -> None:
         """Remove a backend under load."""
         first, _ = self._labs
         lab, pod = self._pods["two"]
-        self._story.step(
+        self._transcript.step(
             "removed",
             "A backend goes, while a client asks as fast as it can",
             "First its slice marks it as terminating; once no connection goes there any more it leaves the"
             " slice, and its pod goes.",
         )
         with self._cluster.network.open() as outside:
-            child = outside.start(ask_on, self._target(first, ANYWHERE), 0.001)
+            child = outside.start(send_until_stopped, self._target(first, ANYWHERE), 0.001)
             try:
-                self._ask(first, ANYWHERE)
+                self._send(first, ANYWHERE)
                 self._serve("one", "two", "three", terminating=("two",))
-                drained = eventually(lambda: "two" not in self._ask(first, ANYWHERE).servers)
+                drained = eventually(lambda: "two" not in self._send(first, ANYWHERE).servers)
                 self._serve("one", "three")
                 pods.delete(lab, pod.pod)
-                self._ask(first, ANYWHERE)
+                self._send(first, ANYWHERE)
                 load = child.finish(within=30)
             finally:
                 child.kill()
-        self._story.check("it gets no new connections", bool(drained), "two has left the answers")
-        self._story.check(
+        self._transcript.check("it gets no new connections", bool(drained), "two has left the answers")
+        self._transcript.check(
             "no request failed", not load.failed and bool(load.answered),
             f"{_answers(load)}; {len(load.failed)} failed {load.failed[:1] or ''}".rstrip(),
         )  # fmt: skip
-        self._story.measured["services_removed"] = {
+        self._transcript.measured["services_removed"] = {
             "answered": load.answered.total(),
             "failed": len(load.failed),
         }
 
     def maglev(self) -> None:
         """Show how many connections change their backend when one is removed."""
-        self._story.step(
+        self._transcript.step(
             "maglev",
             "What a backend that goes does to the others, with bpf-lb-algorithm=maglev",
             f"Of a table of {MAGLEV_SIZE} slots: those that led to others and now lead elsewhere. With a"
             " plain modulus of their number nearly all would.",
         )
         rows = [(count, *_disruption(count)) for count in (10, 50, 100)]
-        self._story.show(["backends   slots moved needlessly   shares of backends differ by"])
-        self._story.show([f"{count:8}   {moved:20.2%}   {spread:4} slots" for count, moved, spread in rows])
+        self._transcript.show(["backends   slots moved needlessly   shares of backends differ by"])
+        self._transcript.show(
+            [f"{count:8}   {moved:20.2%}   {spread:4} slots" for count, moved, spread in rows]
+        )
         most = max(moved for _, moved, _ in rows)
-        self._story.check("few move that need not", most < 0.02, f"at most {most:.2%}")
-        self._story.measured["maglev"] = {str(count): moved for count, moved, _ in rows}
+        self._transcript.check("few move that need not", most < 0.02, f"at most {most:.2%}")
+        self._transcript.measured["maglev"] = {str(count): moved for count, moved, _ in rows}
 
     # What the chapters share
 
@@ -180,17 +184,17 @@ class Services:
     def _target(self, lab: Lab, port: int) -> tuple[str, int]:
         return self._cluster.place(lab).ipv4, port
 
-    def _ask(self, lab: Lab, port: int) -> Asked:
+    def _send(self, lab: Lab, port: int) -> RequestResults:
         with self._cluster.network.open() as outside:
-            return outside.run(ask, self._target(lab, port), ASKED)
+            return outside.run(send_requests, self._target(lab, port), ASKED)
 
-    def _asked(self, lab: Lab, port: int, servers: set[str]) -> Asked:
+    def _asked(self, lab: Lab, port: int, servers: set[str]) -> RequestResults:
         """Send requests until exactly these backends answer; return the results."""
-        found = Asked()
+        found = RequestResults()
 
         def answered() -> bool:
             nonlocal found
-            found = self._ask(lab, port)
+            found = self._send(lab, port)
             return set(found.servers) == servers and not found.failed
 
         eventually(answered)
@@ -237,12 +241,12 @@ def _objects(
     ]
 
 
-def _answers(found: Asked) -> str:
+def _answers(found: RequestResults) -> str:
     each = [f"{count} by {name}" for name, count in sorted(_by_server(found).items())]
     return f"{found.answered.total()} answered: {', '.join(each) or 'by no backend'}"
 
 
-def _by_server(found: Asked) -> dict[str, int]:
+def _by_server(found: RequestResults) -> dict[str, int]:
     counts: dict[str, int] = {}
     for (name, _), count in found.answered.items():
         counts[name] = counts.get(name, 0) + count

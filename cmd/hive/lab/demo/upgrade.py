@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hive.lab import agent_process
-from hive.lab.demo.story import Story
-from hive.lab.kernel import Kernel, look
+from hive.lab.demo.transcript import Transcript
+from hive.lab.kernel import BPFObjects, bpf_objects
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
@@ -34,8 +34,8 @@ BEFORE, WITHOUT, AFTER = 1.0, 1.0, 1.0
 class Upgrade:
     """Results: the BPF objects before and after, the traffic, and durations in seconds."""
 
-    before: Kernel
-    after: Kernel
+    before: BPFObjects
+    after: BPFObjects
     sent: Sent
     received: Received
     written: Streamed
@@ -67,7 +67,7 @@ def upgrade(
     address = target.ipv4 or target.ipv6
     family = family_of(address)
     with lab.open() as node, lab.open_pod(source.pod) as sending, lab.open_pod(target.pod) as receiving:
-        before = node.run(look)
+        before = node.run(bpf_objects)
         with inside(receiving):
             datagrams, listener = udp_socket(family), tcp_listener(family)
         with datagrams, listener:
@@ -85,7 +85,7 @@ def upgrade(
             start = agent_process.wait_ready(lab, pid)
             without_agent = time.monotonic() - killed
             time.sleep(AFTER)
-            after = node.run(look)
+            after = node.run(bpf_objects)
             sent, written = udp_out.finish(within=30), tcp_out.finish(within=30)
             received, read = udp_in.finish(within=30), tcp_in.finish(within=30)
         finally:
@@ -94,52 +94,52 @@ def upgrade(
     return Upgrade(before, after, sent, received, written, read, without_agent, start)
 
 
-def report(story: Story, seen: Upgrade) -> None:
+def report(transcript: Transcript, seen: Upgrade) -> None:
     """Check the results line by line, and record the numbers."""
-    story.check(
+    transcript.check(
         "killed with -9, and a new agent serves",
         True,
         f"{seen.without_agent:.1f} s without one, {seen.start * 1000:.0f} ms of them its start",
     )
-    _report_objects(story, seen)
-    _report_traffic(story, seen)
-    story.measured["upgrade"] = {
+    _report_objects(transcript, seen)
+    _report_traffic(transcript, seen)
+    transcript.measured["upgrade"] = {
         "seconds_without_agent": round(seen.without_agent, 3),
         "agent_start_seconds": round(seen.start, 3),
-        "map_ids": {pin: [id_, seen.after.maps.get(pin)] for pin, id_ in seen.before.lasting_maps.items()},
+        "map_ids": {pin: [id_, seen.after.maps.get(pin)] for pin, id_ in seen.before.persistent_maps.items()},
         "program_ids": [sorted(kernel.entries.values()) for kernel in (seen.before, seen.after)],
         "udp": {"rate": RATE, "lost": seen.lost, **asdict(seen.received), "sent": seen.sent.packets},
         "tcp": {"written": seen.written.octets, **asdict(seen.read)},
     }
 
 
-def _report_objects(story: Story, seen: Upgrade) -> None:
-    lasting = seen.before.lasting_maps
+def _report_objects(transcript: Transcript, seen: Upgrade) -> None:
+    lasting = seen.before.persistent_maps
     unchanged = {pin: id_ for pin, id_ in lasting.items() if seen.after.maps.get(pin) == id_}
     missing = ", ".join(sorted(lasting.keys() - unchanged.keys()))
-    story.check(
+    transcript.check(
         "the maps are the same",
         unchanged == lasting,
         f"{len(unchanged)} of {len(lasting)} keep their id" + (f"; not {missing}" if missing else ""),
     )
     old, new = set(seen.before.entries.values()), set(seen.after.entries.values())
-    story.check("the programs are new", bool(new) and not old & new, f"{ids(old)} became {ids(new)}")
+    transcript.check("the programs are new", bool(new) and not old & new, f"{ids(old)} became {ids(new)}")
     fixed = seen.before.dispatchers == seen.after.dispatchers
-    story.check(
+    transcript.check(
         "nothing was attached again",
         fixed and bool(seen.before.dispatchers),
         f"the links keep dispatchers {ids(seen.before.dispatchers.values())}",
     )
 
 
-def _report_traffic(story: Story, seen: Upgrade) -> None:
-    story.check(
+def _report_traffic(transcript: Transcript, seen: Upgrade) -> None:
+    transcript.check(
         "no UDP packet was lost",
         seen.lost == 0 and seen.sent.packets > 0 and seen.sent.errors == 0,
         f"{seen.sent.packets} sent, {seen.received.packets} received, {seen.lost} lost; "
         f"longest gap {seen.received.longest_gap * 1000:.0f} ms",
     )
-    story.check(
+    transcript.check(
         "the TCP connection went on",
         seen.read.continuous and seen.read.octets == seen.written.octets > 0,
         f"{seen.written.octets / 1e6:.1f} MB written, {seen.read.octets / 1e6:.1f} MB read, every byte in "

@@ -18,7 +18,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestResults:
     """Results of requests: answers by server name and client address as the server saw it, and failures."""
 
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ def answer(stop: Stop, listener: socket.socket, name: str) -> int:
     return count
 
 
-def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
+def serve_connections(stop: Stop, listener: socket.socket, name: str) -> int:
     """Answer every byte on any number of connections, until stopped; return the count."""
     count = 0
     listener.setblocking(False)
@@ -70,7 +70,7 @@ def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
     return count
 
 
-def say(connection: socket.socket) -> tuple[str, str]:
+def send_request(connection: socket.socket) -> tuple[str, str]:
     """Send a request on an open connection; return the server's name and the client address."""
     connection.sendall(b"?")
     heard = b""
@@ -82,23 +82,23 @@ def say(connection: socket.socket) -> tuple[str, str]:
     return name, seen
 
 
-def ask(target: tuple[str, int], count: int) -> Asked:
+def send_requests(target: tuple[str, int], count: int) -> RequestResults:
     """Send ``count`` requests, one after the other."""
-    found = Asked()
+    found = RequestResults()
     for _ in range(count):
-        _ask(target, found)
+        _send_one(target, found)
     return found
 
 
-def ask_on(stop: Stop, target: tuple[str, int], pause: float) -> Asked:
+def send_until_stopped(stop: Stop, target: tuple[str, int], pause: float) -> RequestResults:
     """Send requests until stopped."""
-    found = Asked()
+    found = RequestResults()
     while not stop.wait(pause):
-        _ask(target, found)
+        _send_one(target, found)
     return found
 
 
-def _ask(target: tuple[str, int], found: Asked) -> None:
+def _send_one(target: tuple[str, int], found: RequestResults) -> None:
     try:
         with socket.create_connection(target, _PATIENCE) as connection:
             connection.sendall(b"?")

@@ -25,7 +25,7 @@ class Check:
 
 
 @dataclass(slots=True)
-class Story:
+class Transcript:
     """A narrated run. With ``quiet`` nothing is printed while it runs; the record is the same."""
 
     quiet: bool = False
@@ -97,7 +97,7 @@ class Story:
         self._print(click.style(f"{_mark(self.ok)} {text}", fg=GOOD if self.ok else BAD, bold=True))
         self._print()
 
-    def account(self) -> dict[str, object]:
+    def record(self) -> dict[str, object]:
         """Return the record."""
         return {
             "ok": self.ok,
