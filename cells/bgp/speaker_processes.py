@@ -181,7 +181,7 @@ class Speakers:
         with os.fdopen(launcher, "w") as commands:
             commands.write(f"{what} {self._path(name, '').name}\n")
 
-    def cut_logs(self) -> None:
+    def truncate_logs(self) -> None:
         """Truncate large logs. Raises OSError."""
         for log in self._folder.glob("*.log"):
             if log.stat().st_size > MAX_LOG:

@@ -71,7 +71,7 @@ class SpeakerTarget:
     async def observe(self) -> Mapping[SpeakerName, SpeakerFacts]:
         """List the state of each running speaker; NOTHING for one that does not answer. Raises OSError."""
         self._actual.clear()
-        self._speakers.cut_logs()
+        self._speakers.truncate_logs()
         found = dict.fromkeys(self._speakers.running(), NOTHING)
 
         async def list_one(name: SpeakerName) -> None:

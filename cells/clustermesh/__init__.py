@@ -102,7 +102,7 @@ class RemoteClaims:
             if change.row is not None:
                 self._identities.learn(change.row.number, change.row.labels)
             elif change.old is not None:
-                self._identities.unlearn(change.old.number)
+                self._identities.forget(change.old.number)
             await time_slice.pause()
 
     async def _batches(

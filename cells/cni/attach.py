@@ -305,7 +305,7 @@ class Attacher:
         except IpamError as error:
             refused = CniError(f"unable to allocate IP via local cilium agent: {error.text}")
             if self._teardown.busy:
-                raise AddressesPending(refused, self._teardown.freed) from error
+                raise AddressesPending(refused, self._teardown.wait_any_deleted) from error
             if isinstance(error, IpamLaterError):
                 raise AddressesPending(refused, error.wait) from error
             raise refused from error

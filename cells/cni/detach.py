@@ -98,7 +98,7 @@ class LinkTeardown:
         """Whether links are in deletion, so that addresses will be released."""
         return bool(self._pending)
 
-    async def freed(self) -> None:
+    async def wait_any_deleted(self) -> None:
         """Wait until one of the current deletions is done; return at once if there is none."""
         if self._pending:
             await self._any_done.wait()

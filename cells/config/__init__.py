@@ -286,11 +286,11 @@ class AgentConfig:
         try:
             with writable("state-dir", self.state_dir):
                 self.state_dir.mkdir(mode=0o775, parents=True, exist_ok=True)
-                self._locks.append(take_lock(self.state_dir / "agent.lock", "state-dir", self.pidfile))
+                self._locks.append(lock_file(self.state_dir / "agent.lock", "state-dir", self.pidfile))
             with writable("bpf-root", self.bpf_root):
                 for directory in (self.globals_dir, self.programs_dir):
                     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-                self._locks.append(take_lock(self.programs_dir, "bpf-root"))
+                self._locks.append(lock_file(self.programs_dir, "bpf-root"))
             # Cilium's agent ignores our locks. From here on the pidfile is ours.
             check_directory("socket-path", self.api_socket)
             for path in (self.api_socket, self.cni_socket):
@@ -386,7 +386,7 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def take_lock(path: Path, setting: str, pidfile: Path | None = None) -> int:
+def lock_file(path: Path, setting: str, pidfile: Path | None = None) -> int:
     """Lock a file or an existing directory; return its descriptor.
 
     Raises HiveError if another agent holds the lock.

@@ -103,7 +103,7 @@ class ConntrackCollector:
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
         return tuple(  # NAT maps last: their entries expire with the conntrack entries
-            Collected(table.spec.name, table.spec.max_entries, *walked(programs[_GC[table.spec.name]]))
+            Collected(table.spec.name, table.spec.max_entries, *walk_map(programs[_GC[table.spec.name]]))
             for table in (*self._maps.conntrack, *self._maps.nat)
         )
 
@@ -150,7 +150,7 @@ class ConntrackCollector:
         return loaded
 
 
-def walked(program: int) -> Walk:
+def walk_map(program: int) -> Walk:
     """Run a program over its whole map; return what it found. Raises BpfError."""
     *_, found = slices(program)
     return found
@@ -169,7 +169,7 @@ def _delete_all(program: int) -> int:
     """Walk until nothing is deleted: entries that move in their bucket during deletions may be missed."""
     deleted = 0
     for _ in range(_MAX_WALKS):
-        found = walked(program).deleted
+        found = walk_map(program).deleted
         deleted += found
         if not found:
             break

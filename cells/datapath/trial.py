@@ -136,7 +136,7 @@ class Case(msgspec.Struct, frozen=True):
 
 def self_check(data: bytes, name: str, tables: Collection[Map], settings: DatapathSettings) -> None:
     """Load an object onto scratch maps like ``tables`` and test it. Raises LoadError on a difference."""
-    with scratch(tables) as maps:
+    with scratch_maps(tables) as maps:
         tried = {case.program for case in CASES}  # verify no others: they are verified for the node anyway
         loaded, constants = load(data, name, maps.values(), 0, settings, tried)
         with loaded:
@@ -182,7 +182,7 @@ def borrowed_maps(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
 
 
 @contextmanager
-def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
+def scratch_maps(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
     """Create small unpinned maps of the same types and names."""
     policy = MapSpec("scratch_policy", MapType.LPM_TRIE, 12, 24, 16, flags=1)
     with ExitStack() as open_maps:

@@ -318,7 +318,7 @@ class Realization:
 
         Raises REALIZATION_ERRORS.
         """
-        with self._maps.once():
+        with self._maps.invalidate_once():
             self._realize_policy(endpoint)
             undo.append(("endpoint config", self._maps.drop_config))
             self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
@@ -335,7 +335,7 @@ class Realization:
 
         State that is up to date is not written, so running pods are not affected.
         """
-        with self._maps.once():
+        with self._maps.invalidate_once():
             self._realize_policy(endpoint)
             self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
             if level is Level.POLICY:
@@ -380,7 +380,7 @@ class Realization:
         return [*errors, failed] if failed else errors
 
     def _remove(self, endpoint: Endpoint, errors: list[str]) -> None:
-        with self._maps.once():
+        with self._maps.invalidate_once():
             errors += self.roll_back(
                 [
                     ("state directory", self._remove_state_files),

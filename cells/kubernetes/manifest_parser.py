@@ -65,10 +65,10 @@ def wrong_value(kind: Kind[Any], row: Object) -> tuple[str, str] | None:
     """Return the path of the first invalid value (``.spec.ports[0].port``), and the error text."""
     if kind.qualified not in _KINDS:
         return None
-    return next(_wrong(row, ""), None)
+    return next(_faults(row, ""), None)
 
 
-def _wrong(part: Any, at: str) -> Iterator[tuple[str, str]]:
+def _faults(part: Any, at: str) -> Iterator[tuple[str, str]]:
     if isinstance(part, msgspec.Struct):
         words = _ENUM_VALUES.get(type(part), {})
         for field in fields(part):
@@ -78,12 +78,12 @@ def _wrong(part: Any, at: str) -> Iterator[tuple[str, str]]:
                 *most, last = filter(None, words[field.name])
                 yield path, f"{value!r}; expected {', '.join(most)} or {last}"
             elif smallest is None:
-                yield from _wrong(value, path)
+                yield from _faults(value, path)
             elif isinstance(value, int) and not smallest <= value < 1 << 16:
                 yield path, f"{value}; expected a port, 1 to 65535"
     elif isinstance(part, tuple):
         for number, one in enumerate(part):
-            yield from _wrong(one, f"{at}[{number}]")
+            yield from _faults(one, f"{at}[{number}]")
 
 
 # Kinds that are not read: those of Kubernetes are for other programs, unknown ones may be mistakes.

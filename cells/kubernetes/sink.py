@@ -306,7 +306,7 @@ class Sink(Generic[T]):
         self._broken = dict(_split(one) for one in broken)
         self._synced = True
         self._first.done()
-        self._heard(state)
+        self._record_state(state)
 
     async def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
         """Apply a server's complete list.
@@ -349,7 +349,7 @@ class Sink(Generic[T]):
         with self._table.txn() as txn:
             for key in keys:
                 txn.delete(key)
-        self._heard("watching")
+        self._record_state("watching")
 
     def change(
         self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
@@ -367,11 +367,11 @@ class Sink(Generic[T]):
         self._broken.update(_split(one) for one in broken)
         if self._missing_objects is not None and rows:
             self._missing_objects.reported(self._kind.qualified, rows.keys())
-        self._heard(state)
+        self._record_state(state)
 
     def watching(self) -> None:
         """Record that a watch has started."""
-        self._heard("watching")
+        self._record_state("watching")
 
     def absent(self) -> None:
         """Record that no server serves the kind: the table is initialized."""
@@ -397,7 +397,7 @@ class Sink(Generic[T]):
         found = self._statuses.get(self._kind.qualified)
         return found or SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0)
 
-    def _heard(self, state: State) -> None:
+    def _record_state(self, state: State) -> None:
         reported = tuple(f"{name}: {why}" for name, why in sorted(self._broken.items()))
         before = self._now
         for one in reported:

@@ -190,7 +190,7 @@ class Map:
             raise self._wrong_size("key or value", key, value) from None
         self._flags[0] = flags
         if self._call(NR_BPF, MAP_UPDATE, self._attr, 32) < 0:
-            what = f"{self._what()} of {self.spec.max_entries} entries"
+            what = f"{self._description()} of {self.spec.max_entries} entries"
             error = BpfError(ctypes.get_errno(), "update", what)
             self.failed_updates += 1
             if self.log is not None:
@@ -329,7 +329,7 @@ class Map:
         at_keys, at_values = ctypes.addressof(key_memory), ctypes.addressof(value_memory)
         attr = buffer(_BATCH.pack(0, 0, at_keys, at_values if values else 0, count, self.fd, flags, 0))
         operation = "update" if values else "delete from"
-        what = f"{self._what()} ({count} entries at once)"
+        what = f"{self._description()} ({count} entries at once)"
         try:
             command(number, attr, operation, what, call=sleeping)
         except BpfError:
@@ -357,7 +357,7 @@ class Map:
                     chunk *= 2
                     continue
                 if code != errno.ENOENT:
-                    raise BpfError(code, "read", self._what())
+                    raise BpfError(code, "read", self._description())
                 done = True  # end of the map; the count is valid
             started = True
             count = _BATCH.unpack(attr.raw)[4]
@@ -378,9 +378,9 @@ class Map:
     def _check_absent(self, operation: str) -> None:
         code = ctypes.get_errno()
         if code != errno.ENOENT:
-            raise BpfError(code, operation, self._what())
+            raise BpfError(code, operation, self._description())
 
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"map {self.spec.name}"
 
     def _read_only(self) -> RuntimeError:

@@ -220,7 +220,7 @@ class PolicyMaps:
         self._low = self._filled = anyio.Event()
         self._failure: BpfError | None = None
         lifecycle.append(Hook("prepare the policy maps", self._start, self._stop))
-        jobs.one_shot("top up the policy maps", self._top_up)
+        jobs.one_shot("top up the policy maps", self._refill)
 
     def acquire(self) -> PolicyMap:
         """Return a free endpoint id with its empty map, and pin it; one system call, never blocks.
@@ -353,7 +353,7 @@ class PolicyMaps:
         self._unclaimed.clear()
         self._used.clear()
 
-    async def _top_up(self) -> None:
+    async def _refill(self) -> None:
         while True:
             await self._low.wait()
             if not self._waiting:

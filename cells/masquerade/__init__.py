@@ -208,7 +208,7 @@ class Masquerade:
         tables.add(self.devices, self._reconciler.statuses)
         lifecycle.append(Hook("attach to native devices", self._start))
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch filters", self._hints, self._look)
+        jobs.observe("watch filters", self._hints, self._trigger)
 
     def report(self) -> Masquerading:
         """Return the masquerading section of the agent's status."""
@@ -269,7 +269,7 @@ class Masquerade:
         async for hint in notifications(*watched):
             yield hint
 
-    async def _look(self, _: None) -> None:
+    async def _trigger(self, _: None) -> None:
         self._reconciler.trigger()
 
 

@@ -116,15 +116,15 @@ class IpMasqAgent:
         jobs.observe("reconcile networks", reconciler)
         if self._on:
             maps.use("ipmasq4", "ipmasq6")
-            jobs.observe("watch ip-masq-agent's file", partial(file_changes, self._path), self._look)
+            jobs.observe("watch ip-masq-agent's file", partial(file_changes, self._path), self._read_file)
 
     async def _start(self) -> None:
         if self._on:
-            await self._look(None)
+            await self._read_file(None)
         else:
             self._first.done()
 
-    async def _look(self, _: None) -> None:
+    async def _read_file(self, _: None) -> None:
         """Read the file. Until it is valid, entries of an earlier agent stay in the maps."""
         try:
             found = read_networks(_text(self._path))

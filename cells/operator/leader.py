@@ -112,14 +112,14 @@ class Leadership:
         """This operator's holderIdentity in the lease."""
         self.leads = False
         """Whether the leader's hive runs here."""
-        jobs.one_shot("lead", self._take_part, fatal=True)
+        jobs.one_shot("lead", self._run_election, fatal=True)
 
     @property
     def leader(self) -> str:
         """The last known holder of the lease; empty for none."""
         return self._election.leader if self._election is not None else ""
 
-    async def _take_part(self) -> None:
+    async def _run_election(self) -> None:
         settings = self._settings
         self._election = Election(
             self._server.client,

@@ -210,7 +210,7 @@ def _json_rows(family: MetricFamily) -> Iterator[dict[str, object]]:
         yield {**one, "value": number} if number else one
 
 
-def usual_metrics() -> MetricChoice:
+def default_metrics() -> MetricChoice:
     """Return the default choice: all metrics that are on."""
     return MetricChoice()
 
@@ -224,7 +224,7 @@ cell = group(
     module(
         "metrics",
         "Metrics of the operator",
-        provide(usual_metrics, Metrics),
+        provide(default_metrics, Metrics),
         supply(MetricsProgram("cilium_operator")),
     ),
     module(

@@ -257,7 +257,7 @@ def ask_agents(
         raise click.ClickException(str(error)) from error
 
 
-def serve_questions(answer: Callable[[str, Mapping[str, str]], Answer]) -> None:
+def serve_queries(answer: Callable[[str, Mapping[str, str]], Answer]) -> None:
     """Answer each line of standard input with a line, until it ends or no query arrives any more."""
     held = b""
     while select.select([_STDIN], [], [], IDLE)[0] and (data := os.read(_STDIN, _PART)):

@@ -113,7 +113,7 @@ def ui(
     installed or left behind. The page names nodes that do not answer.
     """
     from hive.agents import Agents, ask_agents
-    from hive.signals import orderly
+    from hive.signals import signals_as_interrupts
     from hive.ui.cluster import ClusterAnswers
     from hive.ui.command import listening, serve_page
 
@@ -121,7 +121,7 @@ def ui(
         await agents.pods()
         await serve_page(listener, ClusterAnswers(agents), True, no_browser)
 
-    with orderly(), listening(port) as listener:
+    with signals_as_interrupts(), listening(port) as listener:
         try:
             ask_agents(kubeconfig, context, namespace, timeout, serve)
         except KeyboardInterrupt:

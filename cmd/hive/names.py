@@ -154,7 +154,7 @@ def endpoint_number(text: str, agent_socket: Path, timeout: float) -> str:
     if _is_address(text):
         found = [one for one in endpoints if _has_address(one, text)]
     else:
-        found = [one for one in endpoints if _means(text, pod_of(one))]
+        found = [one for one in endpoints if _matches(text, pod_of(one))]
     names = sorted(pod_of(one) for one in endpoints)
     _check("pod", text, [f"{pod_of(one)} (endpoint {one['id']})" for one in found], names, "endpoint")
     return str(found[0]["id"])
@@ -176,8 +176,8 @@ def services_of(text: str, agent_socket: Path, timeout: float) -> list[dict[str,
     Raises click.ClickException, with similar names.
     """
     frontends = ask("/v1/service", agent_socket, timeout=timeout)
-    found = [one for one in frontends if _means(text, service_of(one)) or text in _addresses(one)]
-    by_name = [one for one in found if _means(text, service_of(one))]
+    found = [one for one in frontends if _matches(text, service_of(one)) or text in _addresses(one)]
+    by_name = [one for one in found if _matches(text, service_of(one))]
     names = sorted({service_of(one) for one in frontends} - {""})
     chosen = sorted({service_of(one) for one in by_name}) or [""] * bool(found)
     _check("service", text, chosen, names, "service")
@@ -190,7 +190,7 @@ def _addresses(one: dict[str, Any]) -> set[str]:
     return {address, f"[{address}]:{port}" if ":" in address else f"{address}:{port}"}
 
 
-def _means(text: str, name: str) -> bool:
+def _matches(text: str, name: str) -> bool:
     """Whether the text is a name, or its part after the namespace."""
     return text in (name, name.rpartition("/")[2])
 

@@ -12,7 +12,7 @@ _TO_END: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def orderly() -> Iterator[None]:
+def signals_as_interrupts() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise like ctrl-C, so that cleanups run."""
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -27,7 +27,7 @@ def orderly() -> Iterator[None]:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def signals_ignored() -> Iterator[None]:
     """Ignore termination signals while the block cleans up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_END}
     try:

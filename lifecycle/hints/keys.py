@@ -16,7 +16,6 @@ from lifecycle.hints.named import MEMBER, Mark, Named
 __all__ = [
     "Key",
     "Wanted",
-    "call_it",
     "full_name",
     "hint_text",
     "is_awaitable_hint",
@@ -26,6 +25,7 @@ __all__ = [
     "member_of",
     "origin_class",
     "plain",
+    "set_alias",
     "split_optional",
     "type_name",
     "unaliased",
@@ -142,7 +142,7 @@ def type_name(key: object) -> str:
     return text
 
 
-def call_it(key: type, name: str) -> None:
+def set_alias(key: type, name: str) -> None:
     """Let type_name() show `name` for a class that another package provides under that alias."""
     _CALLED[key] = name
 

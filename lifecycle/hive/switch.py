@@ -168,7 +168,7 @@ class Modules:
         affected = list(dict.fromkeys(node.scope.id for node in fresh))
         self._busy, hooks = f"{module} is being enabled", list[HookNode]()
         try:
-            self._lifeless(affected)
+            self._without_instances(affected)
             hooks = self._instances.construct(fresh, still_down)
             await self._start(module, supervisor, hooks)
         except BaseException as error:
@@ -236,10 +236,10 @@ class Modules:
 
     def _report(self, module: str, affected: Iterable[str]) -> None:
         """Report modules without an instance as stopped; others have only lost their jobs."""
-        for one in self._lifeless(affected):
+        for one in self._without_instances(affected):
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
 
-    def _lifeless(self, modules: Iterable[str]) -> list[str]:
+    def _without_instances(self, modules: Iterable[str]) -> list[str]:
         """Return the modules without an instance; their health reports are dropped."""
         alive = {node.scope.id for node in self._instances.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]

@@ -119,7 +119,7 @@ class HookNode:
         self.may_stop = True
         self._wake()
 
-    def woken(self) -> "asyncio.Future[None]":
+    def wake_future(self) -> "asyncio.Future[None]":
         """Return a future for its task, done at the next of these calls."""
         assert self.task is not None  # noqa: S101  # the one that asks
         self.waiter = waiter = self.task.get_loop().create_future()

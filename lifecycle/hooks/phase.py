@@ -39,7 +39,7 @@ class Phase:
         self._followers[number] = call
         return lambda: self._followers.pop(number, None) and None
 
-    def reach(self, stage: Stage) -> None:
+    def enter(self, stage: Stage) -> None:
         """Enter a phase; only the hive calls this."""
         if stage != self.stage:
             self.stage = stage

@@ -86,7 +86,7 @@ class Supervisor:
         self._task = asyncio.current_task()
         self._scope = type(anyio.CancelScope())  # cached: anyio would look it up at every call
         self._phase.look = self._progress
-        self._phase.reach("starting")
+        self._phase.enter("starting")
         try:
             self._begin(self.first)
             self._runs_if_started()
@@ -105,7 +105,7 @@ class Supervisor:
         self.stopping = True
         self.over.set()
         self.first.finished.set()
-        self._phase.reach("stopped")
+        self._phase.enter("stopped")
 
     def start_more(self, nodes: Sequence[HookNode]) -> StartBatch:
         """Start hooks in addition to those that run. If one fails, those that started with it are stopped."""
@@ -119,7 +119,7 @@ class Supervisor:
         if self.stopping:
             return
         self.stopping = True
-        self._phase.reach("stopping")
+        self._phase.enter("stopping")
         self._budget = asyncio.get_running_loop().call_later(self._stop_budget, self._budget_spent)
         self.end(self._alive, self.failures)
         self._end_if_over()
@@ -135,7 +135,7 @@ class Supervisor:
                 node.allow_start()
             elif node.state is State.STARTING:
                 node.starting.cancel()
-                self._deadlines.set(node, node.limits[1], self._leave_behind)
+                self._deadlines.set(node, node.limits[1], self._abandon)
         for node in nodes:
             if not node.live:
                 node.allow_stop()
@@ -158,7 +158,7 @@ class Supervisor:
 
     def _runs_if_started(self) -> None:
         if self.first.started and not self.stopping:
-            self._phase.reach("running")
+            self._phase.enter("running")
 
     def _begin(self, batch: StartBatch) -> None:
         create, ended = asyncio.get_running_loop().create_task, self._ended
@@ -181,14 +181,14 @@ class Supervisor:
         with node.starting, node.scope:
             try:
                 while not node.may_start:
-                    await node.woken()
+                    await node.wake_future()
                 if not node.ending:
                     self._starts(node)
                     async with node.spec.context():
                         self._started(node)
                         while not node.may_stop:
                             try:
-                                await node.woken()
+                                await node.wake_future()
                             except asyncio.CancelledError:
                                 if not self._is_torn_down(node):
                                     raise
@@ -278,7 +278,7 @@ class Supervisor:
         if self._budget is not None and not self._alive:
             self._budget.cancel()
             self.over.set()
-            self._phase.reach("stopped")
+            self._phase.enter("stopped")
 
     def _raised(self, node: HookNode, error: BaseException) -> None:
         """Record an error of a hook with its phase, unless the hive cancelled the hook."""
@@ -325,9 +325,9 @@ class Supervisor:
         self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
         if not starting:  # a failed start was cancelled with its batch
             node.scope.cancel()
-            self._deadlines.set(node, GRACE, self._leave_behind)
+            self._deadlines.set(node, GRACE, self._abandon)
 
-    def _leave_behind(self, node: HookNode) -> None:
+    def _abandon(self, node: HookNode) -> None:
         """Name a cancelled hook that still runs and continue without it; if its start still ends, stop it."""
         if node.finished.is_set():
             return
@@ -349,14 +349,14 @@ class Supervisor:
             if node.state is State.STOPPING:
                 node.scope.cancel()
                 self._deadlines.clear(node)
-        asyncio.get_running_loop().call_later(GRACE, self._leave_all_behind)
+        asyncio.get_running_loop().call_later(GRACE, self._abandon_all)
 
-    def _leave_all_behind(self) -> None:
+    def _abandon_all(self) -> None:
         for node in [node for node in self._alive if node.running]:
             self._deadlines.clear(node)
-            self._leave_behind(node)
+            self._abandon(node)
         if not self.over.is_set():  # their dependencies stop now
-            asyncio.get_running_loop().call_later(GRACE / 10, self._leave_all_behind)
+            asyncio.get_running_loop().call_later(GRACE / 10, self._abandon_all)
 
 
 _STEPS: dict[State, HookStep] = {

@@ -36,13 +36,13 @@ class SecuredChannel(Channel):
                     self._secured.do_handshake()
                     break
                 except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
-                    await self._unblocked(blocked, deadline)
+                    await self._wait_io(blocked, deadline)
             self._shaken = True
         while True:
             try:
                 return self._secured.recv(READ_SIZE)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
-                await self._unblocked(blocked, deadline, ours=ours)
+                await self._wait_io(blocked, deadline, ours=ours)
 
     async def write(self, data: bytes, deadline: float) -> None:
         """See Channel."""
@@ -51,7 +51,7 @@ class SecuredChannel(Channel):
             try:
                 rest = rest[self._secured.send(rest) :]
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
-                await self._unblocked(blocked, deadline)
+                await self._wait_io(blocked, deadline)
 
     async def finish(self) -> None:
         """See Channel.
@@ -67,7 +67,7 @@ class SecuredChannel(Channel):
             left -= len(data)
             await asyncio.sleep(0)
 
-    async def _unblocked(self, blocked: ssl.SSLError, deadline: float | None, *, ours: bool = False) -> None:
+    async def _wait_io(self, blocked: ssl.SSLError, deadline: float | None, *, ours: bool = False) -> None:
         add, remove = self._loop.add_reader, self._loop.remove_reader
         if isinstance(blocked, ssl.SSLWantWriteError):
             add, remove = self._loop.add_writer, self._loop.remove_writer

@@ -55,7 +55,7 @@ class HttpServer:
         self._tls = tls
         self._quiet_until = -math.inf
         self._bodies, self._answers = InFlight(self._limits.in_flight), InFlight(self._limits.in_flight)
-        self._room_sought: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor | None = None
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._peers: Counter[Hashable] = Counter()
@@ -75,8 +75,8 @@ class HttpServer:
             return
         self._acceptor.close()
         self._acceptor = None
-        if self._room_sought is not None:
-            self._room_sought.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         tasks = set(self._connections.values())
         for connection, task in self._connections.items():
             connection.last = True
@@ -178,11 +178,11 @@ class HttpServer:
         for connection in list(self._connections):
             if connection.holds and connection.channel.stalled(now):
                 self._drop(connection)
-        if self._room_sought is None and self._answers.full:
-            self._room_sought = self._loop.call_later(STALL_SECONDS, self._seek_room)
+        if self._retry_timer is None and self._answers.full:
+            self._retry_timer = self._loop.call_later(STALL_SECONDS, self._retry_make_room)
 
-    def _seek_room(self) -> None:
-        self._room_sought = None
+    def _retry_make_room(self) -> None:
+        self._retry_timer = None
         if self._answers.wanted:
             self._make_room()
 

@@ -70,7 +70,7 @@ def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:
             levels.pop()
         elif (inner := _add(cell, *levels[-1][1:], assembly)) is not None:
             levels.append(inner)
-    assembly.faults += _twins(assembly.scopes)
+    assembly.faults += _duplicate_scopes(assembly.scopes)
     return assembly
 
 
@@ -131,7 +131,7 @@ def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
     return scope
 
 
-def _twins(scopes: list[Scope]) -> Iterator[Fault]:
+def _duplicate_scopes(scopes: list[Scope]) -> Iterator[Fault]:
     by_id: dict[str, list[Scope]] = {}
     for scope in scopes:
         by_id.setdefault(scope.id, []).append(scope)
@@ -165,7 +165,7 @@ def _made(
             faults += (f"as_ is {type_name(cell.as_)}: expected a tuple of types",)
         elif cell.as_:
             also = tuple(map(key_of, cell.as_))
-            faults += tuple(_not_as(signature, also, alone=len(cell.constructors) == 1))
+            faults += tuple(_conversion_faults(signature, also, alone=len(cell.constructors) == 1))
     whole = Constructor(
         kind,
         call,
@@ -213,7 +213,7 @@ def _made(
         )
 
 
-def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iterator[str]:
+def _conversion_faults(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iterator[str]:
     """Return why the result of a constructor cannot also be provided under these types."""
     if not alone:
         yield "as_ is for one constructor: give each a provide() of its own"

@@ -134,7 +134,7 @@ def circles_of(arrows: Iterable[tuple[str, str, T]]) -> list[Circle[T]]:
     found = []
     for knot in sorted(_circles_between(between), key=lambda one: (-len(one), min(one))):
         within = {pair for pair in between if knot.issuperset(pair)}
-        ties = tuple(arrow for pair in _ties(within) for arrow in between[pair])
+        ties = tuple(arrow for pair in _pairs_to_separate(within) for arrow in between[pair])
         found.append(Circle(tuple(sorted(knot)), ties))
     return found
 
@@ -143,18 +143,18 @@ def _is_within(module: str, other: str) -> bool:
     return module == other or module.startswith(f"{other}.")
 
 
-def _ties(pairs: Set[Pair]) -> Iterator[Pair]:
+def _pairs_to_separate(pairs: Set[Pair]) -> Iterator[Pair]:
     """Return pairs of modules to separate until no circle is left, at each step the most effective pair."""
     left = set(pairs)
     while knots := _circles_between(left):
         largest = max(knots, key=len)
         inside = sorted(pair for pair in left if largest.issuperset(pair))
-        parted = min(inside, key=lambda pair: _tied(left - {pair}, largest))
+        parted = min(inside, key=lambda pair: _circle_sizes(left - {pair}, largest))
         left.discard(parted)
         yield parted
 
 
-def _tied(pairs: Iterable[Pair], modules: set[str]) -> tuple[int, int]:
+def _circle_sizes(pairs: Iterable[Pair], modules: set[str]) -> tuple[int, int]:
     """Return the size of the largest circle of these modules, and the number of modules in circles."""
     sizes = [len(knot) for knot in _circles_between(pair for pair in pairs if modules.issuperset(pair))]
     return max(sizes, default=0), sum(sizes)
@@ -167,7 +167,7 @@ def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
     for user, need in pairs:
         used[user].append(need)
         users[need].append(user)
-    left = dict.fromkeys(reversed(_left_in_order(used)))
+    left = dict.fromkeys(reversed(_postorder(used)))
     found = []
     while left:
         first = next(iter(left))
@@ -184,7 +184,7 @@ def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
     return found
 
 
-def _left_in_order(used: Mapping[str, list[str]]) -> list[str]:
+def _postorder(used: Mapping[str, list[str]]) -> list[str]:
     """Return the modules in the order in which a depth-first search leaves them."""
     done: dict[str, None] = {}
     seen: set[str] = set()

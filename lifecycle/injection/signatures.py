@@ -69,7 +69,7 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
     A decorator may return a whole group, ``list[Member[T]]``.
     """
     key = call, invoked, decorates
-    if not _stays(call):
+    if not _is_module_level(call):
         return _described(*key)
     if (known := _known.get(key)) is None:
         known = _described(*key)
@@ -82,7 +82,7 @@ _known: dict[tuple[object, bool, bool], Signature] = {}
 """Signatures of functions and classes of modules, for hives that are built many times, as in tests."""
 
 
-def _stays(call: object) -> bool:
+def _is_module_level(call: object) -> bool:
     """Whether a function or class is defined in a module, and so lives as long as the process."""
     return isinstance(call, types.FunctionType | type) and "<locals>" not in call.__qualname__
 

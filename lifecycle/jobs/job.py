@@ -133,7 +133,7 @@ class Job:
         else:
             self._scope.cancel()
 
-    def unended(self) -> list[str]:
+    def pending_status(self) -> list[str]:
         """Return a status line with what the job awaits, while it runs."""
         if self._task is None or self._task.done():
             return []

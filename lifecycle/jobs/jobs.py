@@ -345,7 +345,7 @@ class Jobs:
 
     def _unended(self) -> list[str]:
         """Return the jobs that still run, each with what it awaits."""
-        return [line for job in self._known for line in job.unended()]
+        return [line for job in self._known for line in job.pending_status()]
 
     def forget(self) -> None:
         """Remove health and metrics of ended jobs; the hive continues without them."""

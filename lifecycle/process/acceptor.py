@@ -96,9 +96,9 @@ class Acceptor:
             self._health.degraded(f"connections have to wait: {why}")
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LAST_PAUSE)
         self._loop.remove_reader(self._listener.fileno())
-        self._again = self._loop.call_later(self._pause, self._go_on)
+        self._again = self._loop.call_later(self._pause, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._again = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 

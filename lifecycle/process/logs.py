@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, TextIO, cast
 
-from lifecycle.hints.keys import call_it
+from lifecycle.hints.keys import set_alias
 from lifecycle.process.absent import absent
 from lifecycle.process.logfmt import render_logfmt
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Logger = structlog.typing.FilteringBoundLogger
-call_it(Logger, "Logger")
+set_alias(Logger, "Logger")
 Format = Literal["auto", "text", "logfmt", "json"]
 
 _warnings: Counter[tuple[str, str]] = Counter()

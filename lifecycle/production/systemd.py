@@ -42,7 +42,7 @@ class ServiceManager:
         self._soon: asyncio.TimerHandle | None = None
         self._sent_stage = ""
         self._failed = False
-        self._unfollow = phase.follow(self._moved)
+        self._unfollow = phase.follow(self._on_phase)
         lifecycle.append(Hook("notify the service manager", stop=self._leave))
 
     def notify(self, **fields: str | int) -> None:
@@ -77,7 +77,7 @@ class ServiceManager:
         """The settings have been read again."""
         self.notify(READY=1, STATUS=status)
 
-    def _moved(self) -> None:
+    def _on_phase(self) -> None:
         if not self._environment.get("NOTIFY_SOCKET"):
             return
         if self._phase.stage != self._sent_stage:
@@ -89,7 +89,7 @@ class ServiceManager:
     def _enter(self) -> None:
         match self._phase.stage:
             case "starting":
-                self._beat_on()
+                self._send_watchdog()
                 self._show()
             case "running":
                 self.notify(READY=1, STATUS=f"running: {self._phase.look().started} hooks started")
@@ -110,12 +110,12 @@ class ServiceManager:
         within = int((progress.within + SLACK) * 1e6)
         self.notify(EXTEND_TIMEOUT_USEC=within, STATUS=_status(self._phase.stage, progress))
 
-    def _beat_on(self) -> None:
+    def _send_watchdog(self) -> None:
         usec, pid = (self._environment.get(name, "") for name in ("WATCHDOG_USEC", "WATCHDOG_PID"))
         if not usec.isdecimal() or int(usec) == 0 or (pid and pid != str(os.getpid())):
             return
         self.notify(WATCHDOG=1)
-        self._beat = asyncio.get_running_loop().call_later(int(usec) / 2e6, self._beat_on)
+        self._beat = asyncio.get_running_loop().call_later(int(usec) / 2e6, self._send_watchdog)
 
     async def _leave(self) -> None:
         """End with a disabled module; when the hive stops, continue until its end."""

@@ -30,7 +30,7 @@ class Traces:
         self._tracer = tracer
         self._phase = phase
         self._profile = profile
-        self._unfollow = phase.follow(self._moved)
+        self._unfollow = phase.follow(self._on_phase)
         spans.opener = self._open
 
     def _open(self, name: str, attributes: Mapping[str, str | int]) -> AbstractContextManager[object]:
@@ -39,7 +39,7 @@ class Traces:
         )
         return opened
 
-    def _moved(self) -> None:
+    def _on_phase(self) -> None:
         if self._phase.stage in {"running", "stopping", "stopped"}:
             self._unfollow()
             self._show_start(failed=self._phase.stage != "running")

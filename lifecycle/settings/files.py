@@ -121,12 +121,12 @@ def _swapped(
         present = []
     found = dict.fromkeys(present, data)
     for entry in entries:
-        if entry not in found and (entry.lower() in names or unknown) and not _leads_through(path / entry):
+        if entry not in found and (entry.lower() in names or unknown) and not _is_data_link(path / entry):
             found[entry] = path
     return found
 
 
-def _leads_through(path: Path) -> bool:
+def _is_data_link(path: Path) -> bool:
     try:
         return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
     except FileNotFoundError:

@@ -39,7 +39,7 @@ def flags(
         name = name.lower()
         option = names.get(name)
         if not word.startswith("--") or word == "--":
-            findings.fault(_stray(word, names))
+            findings.fault(_unexpected_word(word, names))
             continue
         if option is None and name not in places:
             if not findings.part:
@@ -109,7 +109,7 @@ def by_option(layer: Layer, options: Iterable[Option], findings: Findings) -> La
     return found
 
 
-def _stray(word: str, names: Mapping[str, Option]) -> str:
+def _unexpected_word(word: str, names: Mapping[str, Option]) -> str:
     """Return a message without the value, which might be a secret."""
     shown = word.partition("=")[0] or word
     name = shown.lstrip("-").lower()

@@ -211,7 +211,7 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
         if not values.known(option.kind):
             yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
             continue
-        if not option.required and (why := _misfit(option)) is not None:
+        if not option.required and (why := _default_mismatch(option)) is not None:
             yield f"field {option.field!r}: its default {option.default!r}: {why}"
         if option.limits.metas:  # fast path
             yield from _inapplicable_limits(option)
@@ -226,7 +226,7 @@ def _inapplicable_limits(option: Option) -> Iterator[str]:
         yield f"field {option.field!r}: its default {option.default_text}: {why}"
 
 
-def _misfit(option: Option) -> str | None:
+def _default_mismatch(option: Option) -> str | None:
     """Why the default is not of the option's type."""
     default = option.default
     try:

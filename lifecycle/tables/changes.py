@@ -132,7 +132,7 @@ class Changes(Generic[Key, Row]):
         self.revision = revision
         matters = False
         for key, old in changed.items():
-            if only is not None and key not in pending and not self._matters(only, key, old):
+            if only is not None and key not in pending and not self._passes(only, key, old):
                 continue
             matters = True
             seen = pending[key][0] if key in pending else old
@@ -143,7 +143,7 @@ class Changes(Generic[Key, Row]):
         if matters and self._waiters:
             self._release()
 
-    def _matters(self, only: Only[Key, Row], key: Key, old: Row | None) -> bool:
+    def _passes(self, only: Only[Key, Row], key: Key, old: Row | None) -> bool:
         """Whether `only` returns true for the change, or fails."""
         now = self._table._rows.get(key)  # noqa: SLF001
         try:

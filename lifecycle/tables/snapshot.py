@@ -190,13 +190,13 @@ class Snapshot(Rows[Key, Row]):
     def _current(self) -> Stored[Key, Row]:
         if self._copy is None:
             segment = self._segment
-            self._copy = self._as_then(self._rows.copy())
+            self._copy = self._at_snapshot(self._rows.copy())
             self._segment = None
             if segment is not None:
                 self._undo_log.release(segment)
         return self._copy
 
-    def _as_then(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
+    def _at_snapshot(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
         """Return the table's rows with later writes undone, in their order at the snapshot."""
         undo: dict[Key, tuple[Row, int] | None] = {}
         segment = self._segment

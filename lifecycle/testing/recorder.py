@@ -78,7 +78,7 @@ class Recorder:
 
         Raises AssertionError with every pair that is not so or that names an unknown hook.
         """
-        if wrong := [text for first, then in pairs if (text := self._wrong(first, then))]:
+        if wrong := [text for first, then in pairs if (text := self._order_fault(first, then))]:
             raise AssertionError("\n- ".join((f"not in order (seed {self._seed}):", *wrong)))
 
     def assert_clean(self) -> None:
@@ -116,7 +116,7 @@ class Recorder:
         """Record a phase of a hook."""
         self.events.append(Event(phase, node.name, node))
 
-    def _wrong(self, first: object, then: object) -> str | None:
+    def _order_fault(self, first: object, then: object) -> str | None:
         ends = self._numbers(first, {"started", "mark"})
         begins = self._numbers(then, {"start", "mark"})
         for thing, found in ((first, ends), (then, begins)):

@@ -106,7 +106,7 @@ class Simulation:
 
     def close(self) -> None:
         """Drop what died."""
-        with _unheard():
+        with _silenced():
             for loop in self._dead:
                 loop.discard_tasks()
         self._dead.clear()
@@ -159,7 +159,7 @@ class _Loop(asyncio.SelectorEventLoop):
         """Seconds since the world began."""
         return self._nanoseconds / 1e9
 
-    def pass_time(self) -> None:
+    def advance_to_next_timer(self) -> None:
         """Jump to the next timer. Raises StuckError if there is none."""
         if not self._scheduled or math.isinf(self._scheduled[0].when()):
             raise StuckError("\n".join(("nothing can happen any more; what waits:", *self._waiting())))
@@ -261,7 +261,7 @@ class _Selector(selectors.PollSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         found = super().select(0)
         if not found and (timeout is None or timeout > 0):
-            self._loop.pass_time()
+            self._loop.advance_to_next_timer()
         return found
 
 
@@ -308,7 +308,7 @@ def _calls_inline(choices: random.Random) -> Iterator[None]:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Silence warnings and unraisable errors of coroutines that a simulated crash drops."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None

@@ -86,7 +86,7 @@ class Trace:
             self._apply(hive, [moment])
 
     def _apply(self, hive: Hive, moments: Sequence[Sequence[TraceLine]]) -> None:
-        there = self._there(hive)
+        there = self._matching_tables(hive)
         with transaction(*there.values()) as rows:
             for line in itertools.chain.from_iterable(moments):
                 if (table := there.get(line.table)) is None:
@@ -103,7 +103,7 @@ class Trace:
                     if (found := known.get(text(key))) is not None:
                         rows[table].delete(found)
 
-    def _there(self, hive: Hive) -> Mapping[str, Table[Any, Any]]:
+    def _matching_tables(self, hive: Hive) -> Mapping[str, Table[Any, Any]]:
         """Return the tables of the trace that the hive has."""
         known = {table.name for table in hive.tables.all()}
         try:

@@ -16,7 +16,7 @@ from cells.services import Frontend as ServedAt
 from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import backends_by_port, backends_of, selectable
-from cells.services.model.frontends import is_headless, seen_inside
+from cells.services.model.frontends import is_headless, visible_in_cluster
 from cells.services.sockets import SocketLB
 from lifecycle import Table
 
@@ -86,7 +86,7 @@ class AgentServices:
                 found += self._seen(of_nodes, client)
         return [self._shown(one, client, str(address)) for one in found]
 
-    def sent_on(self, address: IPAddress, port: int | None) -> str:
+    def served_elsewhere(self, address: IPAddress, port: int | None) -> str:
         """Return the service that kube-proxy or another node serves at an address; empty if none."""
         text = str(address)
         of_node = self._ends.identity_at(address) in (HOST, *REMOTE_NODES)
@@ -102,7 +102,7 @@ class AgentServices:
     def _seen(frontends: Sequence[ServedAt], client: End) -> list[ServedAt]:
         if client.is_outside:
             return [one for one in frontends if not one.key.scope]
-        return seen_inside(frontends)
+        return visible_in_cluster(frontends)
 
     def _headless(self, service: Service, client: End) -> Iterator[ServedPort]:
         name = "/".join(service.key)
@@ -169,4 +169,4 @@ class AgentDirectory:
         self.has_service = services.has_service
         self.frontends = services.frontends
         self.frontends_at = services.frontends_at
-        self.sent_on = services.sent_on
+        self.served_elsewhere = services.served_elsewhere

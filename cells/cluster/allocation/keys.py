@@ -318,7 +318,7 @@ class KVStoreIdentityWatch:
     def _apply(self, name: str, row: SharedIdentity | None) -> None:
         if row is None:
             self._applied.discard(name)
-            self._identities.unlearn(int(name))
+            self._identities.forget(int(name))
         else:
             self._applied.add(name)
             self._allocator.confirm(row.labels)

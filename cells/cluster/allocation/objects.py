@@ -288,7 +288,7 @@ class CiliumIdentityWatch:
             self._log.warning("CiliumIdentity ignored: its name is not a cluster identity number", name=name)
         elif row is None:
             self._applied.discard(name)
-            self._identities.unlearn(number)
+            self._identities.forget(number)
         else:
             self._applied.add(name)
             labels = labels_of(row.security_labels)

@@ -164,7 +164,7 @@ class Checkpoint:
         self._written: dict[int, Identity] = {}
         lifecycle.append(Hook("restore local identities", self._restore, self._write))
         self._soon = jobs.timer("checkpoint", self._write, math.inf, debounce=DEBOUNCE).trigger
-        jobs.observe("local identities", identities.table.changes, self._look)
+        jobs.observe("local identities", identities.table.changes, self._schedule_write)
 
     async def _restore(self) -> None:
         restored = read_checkpoint(self._path, self._log)
@@ -174,7 +174,7 @@ class Checkpoint:
         if restored:
             self._log.info("Restored local identities", identities=len(restored))
 
-    async def _look(self, changes: list[Change[int, Identity]]) -> None:
+    async def _schedule_write(self, changes: list[Change[int, Identity]]) -> None:
         if any(scope_of(change.key) in OF_THIS_NODE for change in changes):
             self._soon()
 

@@ -302,7 +302,7 @@ class Identities:
         if self.table.get(number) != (known := Identity(number, labels)):
             self._put(known)
 
-    def unlearn(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """Remove a cluster identity; users on this node keep it."""
         if number in self._cluster:
             self._cluster.discard(number)

@@ -299,7 +299,7 @@ class EndpointPlaces:
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
                 _insert(self._on, at, row.key)
-            for near in _surroundings(endpoint):
+            for near in _index_keys(endpoint):
                 if _insert(self._near, near, row.key):
                     insort(self._order, near)
 
@@ -321,7 +321,7 @@ class EndpointPlaces:
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
                 _remove(self._on, at, row.key)
-            for near in _surroundings(endpoint):
+            for near in _index_keys(endpoint):
                 if _remove(self._near, near, row.key):
                     del self._order[bisect_left(self._order, near)]
 
@@ -345,7 +345,7 @@ def is_at(places: ChangedPlaces, endpoint: SlimEndpoint) -> bool:
     return places.have_node(endpoint.node) or any(map(places.hold, addresses))
 
 
-def _surroundings(endpoint: SlimEndpoint) -> Iterator[tuple[int, int]]:
+def _index_keys(endpoint: SlimEndpoint) -> Iterator[tuple[int, int]]:
     """Return the index keys of an address."""
     for prefix in endpoint.prefixes:
         if (found := number_of(prefix.partition("/")[0])) is not None:

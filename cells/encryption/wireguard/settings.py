@@ -147,7 +147,7 @@ class WireguardKey:
         self._path, self._next_path = (agent.state_dir / f"{name}.key" for name in WIREGUARD_LINKS[:2])
         if settings.enable_wireguard:
             lifecycle.append(Hook("load the key of WireGuard", self._start))
-            jobs.observe("watch labels of the Node object", self._own_changes, self._look)
+            jobs.observe("watch labels of the Node object", self._own_changes, self._publish)
 
     @property
     def opted_out(self) -> bool:
@@ -197,7 +197,7 @@ class WireguardKey:
             seen = await self._nodes.wait_changed(key, seen)
             yield
 
-    async def _look(self, _: None) -> None:
+    async def _publish(self, _: None) -> None:
         self.publish()
 
     def publish(self) -> None:

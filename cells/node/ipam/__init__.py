@@ -179,7 +179,7 @@ class Ipam(Allocator):
             return super()._unavailable(text, pool, family, owner)
         if refused := self._node_pools.add_pending(pool, family, owner):
             return IpamError(NEXT_FAILED, f"{text}: {refused}")
-        return IpamLaterError(text, self._node_pools.grown)
+        return IpamLaterError(text, self._node_pools.wait_changed)
 
     def _record(self, ip: IPAddress, owner: str, pool: str) -> None:
         super()._record(ip, owner, pool)

@@ -273,7 +273,7 @@ class NodePools:
         """Remove a pending request that got an address."""
         self._demand.remove_pending(pool, family, owner)
 
-    async def grown(self) -> None:
+    async def wait_changed(self) -> None:
         """Wait until ranges have changed."""
         await self._grown.wait()
 

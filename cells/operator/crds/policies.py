@@ -15,11 +15,11 @@ from cells.operator.crds.schema import (
     TEXT,
     TIME,
     Schema,
-    among,
     exactly_one,
     items,
     matched,
     obj,
+    string_enum,
     texts,
     within,
 )
@@ -49,12 +49,13 @@ ICMP_TYPE: Final[Schema] = {
     "pattern": f"^([0-9]|[1-9][0-9]|1[0-9]{{2}}|2[0-4][0-9]|25[0-5]|{ICMP_NAMES})$",
     "x-kubernetes-int-or-string": True,
 }
-ENTITY: Final = among(*get_args(Entity))
+ENTITY: Final = string_enum(*get_args(Entity))
 
 _ICMPS: Final = items(
     obj(
         fields=items(
-            obj("type", family={**among("IPv4", "IPv6"), "default": "IPv4"}, type=ICMP_TYPE), maxItems=40
+            obj("type", family={**string_enum("IPv4", "IPv6"), "default": "IPv4"}, type=ICMP_TYPE),
+            maxItems=40,
         )
     )
 )
@@ -86,7 +87,7 @@ _PORTS: Final = items(
         "port",
         endPort=within(0, 65535, "int32"),
         port=matched(PORT),
-        protocol=among("TCP", "UDP", "SCTP", "ANY"),
+        protocol=string_enum("TCP", "UDP", "SCTP", "ANY"),
     ),
     maxItems=40,
 )
@@ -98,7 +99,7 @@ _HTTP: Final = items(
         headerMatches=items(
             obj(
                 "name",
-                mismatch=among("LOG", "ADD", "DELETE", "REPLACE"),
+                mismatch=string_enum("LOG", "ADD", "DELETE", "REPLACE"),
                 name=_NAMED,
                 secret=_SECRET,
                 value=TEXT,
@@ -115,7 +116,7 @@ _KAFKA: Final = items(
         apiKey=TEXT,
         apiVersion=TEXT,
         clientID=TEXT,
-        role=among("produce", "consume"),
+        role=string_enum("produce", "consume"),
         topic={"type": "string", "maxLength": 255},
     )
 )
@@ -124,7 +125,7 @@ _TO_PORTS: Final = items(
         listener=obj(
             "envoyConfig name",
             envoyConfig=obj(
-                "name", kind=among("CiliumEnvoyConfig", "CiliumClusterwideEnvoyConfig"), name=_NAMED
+                "name", kind=string_enum("CiliumEnvoyConfig", "CiliumClusterwideEnvoyConfig"), name=_NAMED
             ),
             name=_NAMED,
             priority=within(1, 100),
@@ -146,7 +147,7 @@ _SERVICES: Final = items(
         k8sServiceSelector=obj("selector", namespace=TEXT, selector=SELECTOR),
     )
 )
-_AUTHENTICATION: Final = obj("mode", mode=among("disabled", "required", "test-always-fail"))
+_AUTHENTICATION: Final = obj("mode", mode=string_enum("disabled", "required", "test-always-fail"))
 _SELECTORS: Final = items(SELECTOR)
 
 

@@ -55,7 +55,7 @@ def matched(pattern: str, **limits: int) -> Schema:
     return {"type": "string", "pattern": pattern, **limits}
 
 
-def among(*choices: str) -> Schema:
+def string_enum(*choices: str) -> Schema:
     """Return the schema of a string enumeration."""
     return {"type": "string", "enum": list(choices)}
 
@@ -81,7 +81,7 @@ def _selector(operator: Schema, value: Schema) -> Schema:
 
 
 SELECTOR: Final = _selector(
-    among("In", "NotIn", "Exists", "DoesNotExist"), matched(LABEL_VALUE, maxLength=63)
+    string_enum("In", "NotIn", "Exists", "DoesNotExist"), matched(LABEL_VALUE, maxLength=63)
 )
 """Cilium's label selector: keys may have a label source as a prefix."""
 PLAIN_SELECTOR: Final = _selector(TEXT, TEXT)
@@ -99,7 +99,7 @@ CONDITIONS: Final[Schema] = {
             message={"type": "string", "maxLength": 32768},
             observedGeneration={"type": "integer", "format": "int64", "minimum": 0},
             reason=matched(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", minLength=1, maxLength=1024),
-            status=among("True", "False", "Unknown"),
+            status=string_enum("True", "False", "Unknown"),
             type=matched(_QUALIFIED, maxLength=316),
         )
     ),

@@ -59,7 +59,7 @@ class RulesChanged(msgspec.Struct, frozen=True, dict=True):
         return frozenset(rule.subject for rule in self.rules)
 
     @classmethod
-    def all_of(cls, changes: Iterable[RulesChanged]) -> RulesChanged:
+    def combined(cls, changes: Iterable[RulesChanged]) -> RulesChanged:
         """Combine at least one change into one, with the last revision."""
         several = list(changes)
         return cls(several[-1].revision, tuple(rule for one in several for rule in one.rules))

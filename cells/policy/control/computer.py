@@ -226,7 +226,7 @@ class RulePolicy:
         """Compute all policies after changes of rules, yielding to the event loop between slices."""
         if not changes:
             return []
-        async for difference in in_slices(self._computed.following(RulesChanged.all_of(changes))):
+        async for difference in in_slices(self._computed.following(RulesChanged.combined(changes))):
             self._collect([difference], {})
         return self._rows()
 

@@ -182,7 +182,7 @@ class Directory(Protocol):
         """Return the addresses of a DNS name."""
         ...
 
-    def sent_on(self, address: IPAddress, port: int | None) -> str:
+    def served_elsewhere(self, address: IPAddress, port: int | None) -> str:
         """Return the service that kube-proxy or another node serves at an address, or ""."""
         ...
 
@@ -324,7 +324,7 @@ def _of_address(
     if frontends and requested.port and not matching:
         services = ", ".join(sorted({one.service for one in frontends}))
         note = f"no service has this port at {address} (it is of {services}): packets go to the address"
-    service = directory.sent_on(address, requested.number) if requested.port else ""
+    service = directory.served_elsewhere(address, requested.number) if requested.port else ""
     for end, more in directory.at(address, client):
         meant_end = end._replace(elsewhere=f"the node of a backend of service {service}") if service else end
         yield from _of_end(directory, meant_end, requested, more or note)

@@ -88,7 +88,9 @@ def decide(
     if no_http_proxy and match.has_http_filter:
         near = tuple(NearMiss(origin, no_http_proxy) for origin in origins)
         return Reason(policy.direction, match._replace(verdict="drop"), policy.enforced, origins, near)
-    near = () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer, protocol, port))
+    near = (
+        () if match.allowed or match.verdict == "deny" else tuple(_near_misses(policy, peer, protocol, port))
+    )
     requests = tuple(_requests(policy, peer, protocol, port)) if match.verdict == "redirect" else ()
     return Reason(policy.direction, match, policy.enforced, origins, near, requests)
 
@@ -120,7 +122,7 @@ def request_text(rule: HTTPRule) -> str:
     return ", ".join([*words, *(f"with {one}" for one in headers)])
 
 
-def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[NearMiss]:
+def _near_misses(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[NearMiss]:
     """Yield rules that allow the peer on other ports, or other peers on this port."""
     packet = PortKey(protocol, port, FULL_PORT)
     for filter_ in policy.filters:

@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     """The lowest TTL of these records and of the CNAMEs, in seconds; 0 without records."""
     size: int
     """Offset of the end of the last record; further bytes are dropped."""
-    cut: bool = False
+    truncated: bool = False
     """Whether it is truncated within a record; then it ends with the question."""
 
     def is_to(self, query: DNSQuery) -> bool:
@@ -122,7 +122,7 @@ def _read_answer(after_id: bytes) -> Answer:
     except WireError:
         if not flags & _TRUNCATED:
             raise
-        return Answer(question.name, question.type, flags & 0xF, (), 0, question.end, cut=True)
+        return Answer(question.name, question.type, flags & 0xF, (), 0, question.end, truncated=True)
     return Answer(question.name, question.type, flags & 0xF, addresses, ttl, at)
 
 
@@ -282,7 +282,7 @@ def udp_size(query: bytes, end: int) -> int:
 
 def parsed_part(data: bytes, answer: Answer) -> bytes:
     """Return an answer without the bytes that could not be parsed; a truncated one without records."""
-    return truncated(data, answer.size) if answer.cut else data[: answer.size]
+    return truncated(data, answer.size) if answer.truncated else data[: answer.size]
 
 
 def truncated(answer: bytes, end: int) -> bytes:

@@ -68,7 +68,7 @@ from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import RefusedAddress, frontends
-from cells.services.model.frontends import is_headless, seen_inside
+from cells.services.model.frontends import is_headless, visible_in_cluster
 from cells.services.outside import ForwardingSettings, NodePortMode, NodePorts
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
@@ -111,8 +111,8 @@ __all__ = [
     "backends_of",
     "cell",
     "is_headless",
-    "seen_inside",
     "selectable",
+    "visible_in_cluster",
 ]
 
 SWEEP: Final = minutes(1)

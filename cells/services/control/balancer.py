@@ -573,7 +573,7 @@ class LoadBalancer:
                 elif name not in LOOK_UP_TABLES:
                     own[key] = present[key]
 
-    def maybe_written(self, batch: Batch) -> None:
+    def record_failed_write(self, batch: Batch) -> None:
         """Record that a write failed, and an unknown part of the batch was written."""
         if batch.map in self._backend_maps:
             self._backends.unwritten.update(numbers_of(batch.keys))

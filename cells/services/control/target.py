@@ -346,7 +346,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                         else:
                             self._maps.write(batch)
                     except FAILURES as error:
-                        self._balancer.maybe_written(batch)
+                        self._balancer.record_failed_write(batch)
                         return error
                     if batch.map in _SLOTS and isinstance(batch.keys, PackedColumn):
                         slots.append(batch)

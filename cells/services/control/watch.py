@@ -194,7 +194,7 @@ class ServiceWatch:
         async def follow(catalog: ServiceCatalog) -> None:
             async for batch in changes:
                 await _in_slices(catalog, feed, batch, self._delays)
-                await _in_slices(catalog, ServiceCatalog.refresh, catalog.take_outdated())
+                await _in_slices(catalog, ServiceCatalog.refresh, catalog.pop_outdated())
                 self._report(catalog)
 
         yield _TableFeed(first, follow)

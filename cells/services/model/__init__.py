@@ -171,9 +171,9 @@ class ServiceCatalog:
         """Replace the reservations of an object, and update services that request these addresses."""
         changed = self._reserved.replace(name, reservations)
         if changed and (self._requesters or self.redirects):  # otherwise no object requests outside addresses
-            self._reconsider(changed)
+            self._update_requesting(changed)
 
-    def _reconsider(self, changed: Iterable[IPAddress | IPNetwork]) -> None:
+    def _update_requesting(self, changed: Iterable[IPAddress | IPNetwork]) -> None:
         """Update services and policies that request one of these addresses."""
         affected: dict[ServiceName, None] = {}
         for what in changed:
@@ -192,7 +192,7 @@ class ServiceCatalog:
     def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
         changed = self._reserved.replace_cluster(name, cluster_hosts(service) if service is not None else [])
         if changed and (self._requesters or self.redirects):
-            self._reconsider([ip_address(host[1:]) for host in changed])
+            self._update_requesting([ip_address(host[1:]) for host in changed])
 
     def move(self, node: ServingNode) -> None:
         """Set the node's addresses, zone or exposure, and mark the services that depend on them outdated."""
@@ -207,7 +207,7 @@ class ServiceCatalog:
         self._own_addresses = addresses
         self._outdated.update(dict.fromkeys(self._pods))
 
-    def take_outdated(self) -> Sequence[ServiceName]:
+    def pop_outdated(self) -> Sequence[ServiceName]:
         """Return services and pods that are outdated after a change of the node, for refresh()."""
         found, self._outdated = self._outdated, {}
         return list(found)

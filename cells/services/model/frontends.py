@@ -50,7 +50,7 @@ __all__ = [
     "is_global",
     "is_headless",
     "is_shared",
-    "seen_inside",
+    "visible_in_cluster",
 ]
 
 
@@ -494,7 +494,7 @@ def _takes_hints(backend: Backend) -> bool:
     return not backend.cluster and backend.state is BackendState.ACTIVE
 
 
-def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
+def visible_in_cluster(frontends: Sequence[Frontend]) -> list[Frontend]:
     """Return the frontends for clients in the cluster: with two scopes, the internal one."""
     internal = {one.key.address for one in frontends if one.key.scope == INTERNAL}
     return [one for one in frontends if one.key.scope == INTERNAL or one.key.address not in internal]

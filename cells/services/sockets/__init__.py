@@ -121,7 +121,7 @@ class SocketLB:
 
     async def _start(self) -> None:
         if not self.enabled:
-            if taken := await to_thread.run_sync(self._hooks.take_off, limiter=self._limiter):
+            if taken := await to_thread.run_sync(self._hooks.detach_all, limiter=self._limiter):
                 self._log.info("services are no longer served at sockets", programs=len(taken))
             return
         check_kernel(os.uname().release)

@@ -189,7 +189,7 @@ class SocketHooks(Protocol):
         """Return the names of programs that were detached or replaced since attach()."""
         ...
 
-    def take_off(self) -> list[str]:
+    def detach_all(self) -> list[str]:
         """Detach all programs; return their names."""
         ...
 
@@ -236,7 +236,7 @@ class KernelSocketHooks:
             return []
         return self._programs.missing(self._root)
 
-    def take_off(self) -> list[str]:
+    def detach_all(self) -> list[str]:
         return detach_all(self._pins)
 
     def close(self) -> None:

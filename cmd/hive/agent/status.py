@@ -187,7 +187,7 @@ def lines(
             for address, owner in sorted((answer["ipam"].get("allocations") or {}).items()):
                 yield "  allocated", f"{address} ({owner})"
     yield from _datapath(answer)
-    yield from _tuned(answer, verbose=verbose)
+    yield from _enabled_features(answer, verbose=verbose)
     if (nodes := answer.get("cluster", {}).get("nodes")) is not None:
         yield "Nodes", f"{len(nodes)} known, this one is {answer['cluster'].get('self', '')}"
     yield from _clusters(answer.get("cluster-mesh"), verbose=verbose)
@@ -316,7 +316,7 @@ def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _tuned(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
+def _enabled_features(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
     """Return the features enabled in addition to the defaults; with ``verbose`` also the disabled ones."""
     if (encryption := answer.get("encryption")) and (verbose or encryption.get("mode") != "Disabled"):
         yield "Encryption", _encryption(encryption)

@@ -92,7 +92,7 @@ def _node_port(run: Run, result: Result) -> None:
     planned = []
     for sender, receiver in run.pairs():
         server, port = run.place(receiver, "server"), services[receiver].node_port
-        for place in (run.place(sender, "client"), *_outsiders(run)):
+        for place in (run.place(sender, "client"), *_outside_places(run)):
             for node in dict.fromkeys((sender, receiver)):
                 host = run.place(node, "host")
                 for version in sorted({ip_version(one) for one in services[receiver].addresses}):
@@ -109,7 +109,7 @@ def _node_port(run: Run, result: Result) -> None:
     run.run_tries(result, planned)
 
 
-def _outsiders(run: Run) -> list[Place]:
+def _outside_places(run: Run) -> list[Place]:
     return [one for one in run.places.values() if one.role == "outside"]
 
 
@@ -142,7 +142,7 @@ def _outside(run: Run, result: Result) -> None:
     planned = []
     for node in run.nodes:
         client = run.place(node, "client")
-        for place in _outsiders(run):
+        for place in _outside_places(run):
             for version in run.versions:
                 if address := place.address(version):
                     about = f"{place_title(client)} → outside, {shown_address(address, OPEN, 'tcp')}"

@@ -37,7 +37,7 @@ from hive.check.run import Facts, Place, Role, Service
 from hive.kube import AGENT, CONTAINER, Found, is_ready, list_objects, node_of, why_not_ready
 from hive.kube import name_of as own_name
 from hive.pod_exec import execute
-from hive.signals import uninterrupted
+from hive.signals import signals_ignored
 
 T = TypeVar("T")
 PATHS: Final = {
@@ -85,7 +85,7 @@ class ClusterSite:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._open, uninterrupted():
+        with self._open, signals_ignored():
             try:
                 if self._made:
                     self._call(partial(self._remove_namespace, self._run))
@@ -192,7 +192,7 @@ class ClusterSite:
                 without[name] = f"agent {own_name(agents[name])}: {why_not_ready(agents[name])}"
         self._images = {node: self._image or _image(pod) for node, pod in agents.items()}
         self._addresses = {own_name(one): _addresses(one) for one in nodes}
-        await self._look_for_what_is_not_there()
+        await self._skip_unavailable_checks()
         server = f"{self._client.server} {version.get('gitVersion', '')}".rstrip()
         return Facts(server, tuple(sorted(map(own_name, nodes))), without, await self._routing(here))
 
@@ -204,7 +204,7 @@ class ClusterSite:
         mode = str(data.get("routing-mode") or "tunnel")
         return str(data.get("tunnel-protocol") or "vxlan") if mode == "tunnel" else mode
 
-    async def _look_for_what_is_not_there(self) -> None:
+    async def _skip_unavailable_checks(self) -> None:
         dns = await list_objects(self._client, "/api/v1/namespaces/kube-system/services", "k8s-app=kube-dns")
         if not dns:
             self.untried["dns"] = "there is no Service with k8s-app=kube-dns in kube-system"
@@ -333,7 +333,7 @@ class ClusterSite:
             return running.result()
         except (KeyboardInterrupt, SystemExit):
             if to_the_end:
-                with uninterrupted():
+                with signals_ignored():
                     wait([running], REQUEST)
             else:
                 running.cancel()

@@ -11,7 +11,7 @@ from hive.check.checks import outside_of
 from hive.check.objects import HOST_PORT, NAMESPACE
 from hive.check.run import Run
 from hive.kube import access_of, cluster_options
-from hive.signals import orderly
+from hive.signals import signals_as_interrupts
 
 
 def _outside(_: click.Context, __: click.Parameter, text: str) -> str:
@@ -82,7 +82,10 @@ def command(
     access = access_of(kubeconfig, context)
     from hive.check.cluster import ClusterSite
 
-    with orderly(), ClusterSite(access, namespace, check_namespace, image, start_within) as site:
+    with (
+        signals_as_interrupts(),
+        ClusterSite(access, namespace, check_namespace, image, start_within) as site,
+    ):
         site.host_port = host_port
         if clean:
             there = site.remove_namespace()

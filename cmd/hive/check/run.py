@@ -262,13 +262,13 @@ class Run:
         for place, each in tries.items():
             for one, answer in zip(each, answers[place], strict=True):
                 result.tries += 1
-                if why := _wrong(one, answer):
+                if why := _fault(one, answer):
                     result.failures.append(f"{one.title}: {why}")
                     failed.append(one)
         return failed
 
 
-def _wrong(planned: PlannedTry, answer: Answer) -> str:
+def _fault(planned: PlannedTry, answer: Answer) -> str:
     if not answer.ok:
         return answer.why
     if planned.server and planned.request["kind"] in {"tcp", "udp", "bulk"} and answer.who != planned.server:

@@ -288,26 +288,26 @@ def _clusters(mesh: Json, details: Details) -> Iterator[str]:
         yield f"   └  remote configuration: {_remote_configuration(one.get('config'))}\n"
         if (synced := one.get("synced")) is not None:
             names = ["nodes", "endpoints", "identities", "services"]
-            texts = [f"{name}={_go(synced.get(name))}" for name in names]
+            texts = [f"{name}={_go_text(synced.get(name))}" for name in names]
             if "service-exports" in synced:
-                texts.append(f"service-exports={_go(synced['service-exports'])}")
+                texts.append(f"service-exports={_go_text(synced['service-exports'])}")
             yield f"   └  synchronization status: {', '.join(texts)}\n"
 
 
-def _go(value: object) -> str:
+def _go_text(value: object) -> str:
     return "true" if value else "false"
 
 
 def _remote_configuration(config: Json | None) -> str:
     if config is None:
         return "expected=unknown, retrieved=unknown"
-    text = f"expected={_go(config.get('required'))}, retrieved={_go(config.get('retrieved'))}"
+    text = f"expected={_go_text(config.get('required'))}, retrieved={_go_text(config.get('retrieved'))}"
     if config.get("retrieved"):
         exports = config.get("service-exports-enabled")
         word = "unsupported" if exports is None else "enabled" if exports else "disabled"
         text += (
-            f", cluster-id={config.get('cluster-id', 0)}, kvstoremesh={_go(config.get('kvstoremesh'))},"
-            f" sync-canaries={_go(config.get('sync-canaries'))}, service-exports={word}"
+            f", cluster-id={config.get('cluster-id', 0)}, kvstoremesh={_go_text(config.get('kvstoremesh'))},"
+            f" sync-canaries={_go_text(config.get('sync-canaries'))}, service-exports={word}"
         )
     return text
 

@@ -78,7 +78,7 @@ def command(
         return 0
     live = views.pop("live") or views["timeline"]
     chosen = _one_view(views, why, diff)
-    _refuse_what_does_not_go_together(chosen, form, module, live=live, of=of, settings=settings)
+    _refuse_incompatible_options(chosen, form, module, live=live, of=of, settings=settings)
     if diff:
         return _show_diff(*diff, as_json=form == "json")
     socket = functools.partial(ask, agent_socket=agent_socket, timeout=timeout)
@@ -134,7 +134,7 @@ def _one_view(views: dict[str, bool], why: str | None, diff: object) -> str | No
     return chosen[0] if chosen else None
 
 
-def _refuse_what_does_not_go_together(
+def _refuse_incompatible_options(
     view: str | None, form: str | None, module: str | None, *, live: bool, of: str | None, settings: object
 ) -> None:
     allowed = {"json", "html"} if view == "timeline" else {"json"}
@@ -187,9 +187,9 @@ def _show_graph(
     else:
         text = show(graph, form, module or "")
     if form == "tree":
-        from hive.inspect.text import tinted
+        from hive.inspect.text import coloured
 
-        text = tinted(text)
+        text = coloured(text)
     click.echo(text.rstrip("\n"))
 
 

@@ -33,7 +33,7 @@ def paint(text: str, role: str) -> str:
     return click.style(text, **_STYLES[role]) if text else ""
 
 
-def tinted(tree: str) -> str:
+def coloured(tree: str) -> str:
     """Return a tree with bold modules and coloured verbs."""
     return "\n".join(map(_tinted_line, tree.splitlines()))
 

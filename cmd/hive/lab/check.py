@@ -30,11 +30,11 @@ from hive.lab import agent_process, pods
 from hive.lab.children import Child, Stop, signals_blocked
 from hive.lab.cluster import Cluster
 from hive.lab.cluster.manifests import Manifests, Object, with_defaults
-from hive.lab.cluster.network import Place as Spot
+from hive.lab.cluster.network import Place as NodePlace
 from hive.lab.names import manifests_named, name_option
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab, LabError, exclusive, need_root
-from hive.signals import orderly
+from hive.signals import signals_as_interrupts
 
 PODS, SERVICES, POLICIES, SPACE = "check-pods", "check-services", "check-policies", "check-namespace"
 """Files of the objects of a check."""
@@ -53,7 +53,7 @@ def check(lab: Lab, only: tuple[str, ...], skip: tuple[str, ...], within: float,
     """
     need_root()
     names = report.chosen(only, skip)
-    with orderly(), LabSite(manifests_named(lab)) as site:
+    with signals_as_interrupts(), LabSite(manifests_named(lab)) as site:
         report.perform(Run(site, within=within), names, as_json=as_json)
 
 
@@ -209,7 +209,7 @@ class LabSite:
         if lab.cluster:
             network = Cluster(lab.cluster).network
             self._where[OUTSIDE] = self._open.enter_context(network.open())
-            addresses = _spot(lab).routers
+            addresses = _place_of(lab).routers
         else:
             self._where[OUTSIDE] = self._open.enter_context(lab.open_outside())
             addresses = (OUTSIDE_ADDRESS, "")
@@ -237,7 +237,7 @@ def _role(role: str) -> Role:
     return "client" if role == "client" else "server"
 
 
-def _spot(lab: Lab) -> Spot:
+def _place_of(lab: Lab) -> NodePlace:
     return Cluster(lab.cluster).place(lab)
 
 
@@ -245,8 +245,8 @@ def _addresses(lab: Lab) -> tuple[str, ...]:
     """Return the addresses of a node."""
     if not lab.cluster:
         return (NODE_ADDRESS,)
-    spot = _spot(lab)
-    return (spot.ipv4, spot.ipv6)
+    place = _place_of(lab)
+    return (place.ipv4, place.ipv6)
 
 
 def _serve(stop: Stop, lock: int, name: str, ports: Sequence[int]) -> None:

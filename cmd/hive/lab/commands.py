@@ -18,7 +18,7 @@ from hive.lab.names import name_option, node_named, nodes_named, number_option
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.lab.objects import apply, delete, get
 from hive.output import BAD, GOOD, json_text, output_option, shown_as_document, table
-from hive.signals import orderly
+from hive.signals import signals_as_interrupts
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 SOURCES = ("--manifests-dir", "--k8s-api-server", "--k8s-kubeconfig-path", "--config-dir")
@@ -83,7 +83,7 @@ def up(
         raise LabError("--bgp is of a cluster: say how many nodes it has with --nodes")
     if tunnel:
         settings = (TUNNEL, *settings)
-    with orderly(), exclusive():
+    with signals_as_interrupts(), exclusive():
         if nodes is not None:
             up_cluster(Cluster.of(lab), nodes, segments, count, settings, etcd=etcd, bgp=bgp)
         else:
@@ -210,7 +210,7 @@ def down(lab: Lab, everything: bool) -> None:
     need_root()
     from hive.lab import agent_process
 
-    with orderly(), exclusive():
+    with signals_as_interrupts(), exclusive():
         for one in labs() if everything else nodes_named(lab):
             there = one.directory.exists()
             if one.cluster:
@@ -234,7 +234,7 @@ def restart(lab: Lab, settings: tuple[str, ...]) -> int:
         return wrong
     from hive.lab import agent_process
 
-    with orderly(), exclusive():
+    with signals_as_interrupts(), exclusive():
         for one in nodes_named(lab):
             node = node_named(one)
             if not agent_process.terminate(node):
@@ -285,7 +285,7 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     from hive.lab.demo.transcript import Transcript
 
     transcript = Transcript(quiet=as_json)
-    with orderly(), exclusive():
+    with signals_as_interrupts(), exclusive():
         if part in {None, "1"}:
             node.remove_leftovers(lab)
             node.run(lab, transcript)

@@ -214,7 +214,7 @@ def command(
     )
 
     def selects(recorded: RecordedEvent) -> bool:
-        names.use_names_of(recorded)
+        names.resolve_as_of(recorded)
         return event_filter.matches(recorded.event)
 
     as_json = as_json or output == "json"
@@ -230,7 +230,7 @@ def command(
         else:
             found = filter(selects, live_events(monitor_socket or agent_socket.with_name(SOCKET)))
         for recorded in found:
-            names.use_names_of(recorded)
+            names.resolve_as_of(recorded)
             event = recorded.event
             shown += not isinstance(event, Lost)
             lost += event.count if isinstance(event, Lost) else 0

@@ -67,7 +67,7 @@ class HistoricNames:
         """The resolver for output: this one, or numbers only."""
         self._historic: Mapping[str, Any] = {}
 
-    def use_names_of(self, recorded: RecordedEvent) -> None:
+    def resolve_as_of(self, recorded: RecordedEvent) -> None:
         """Resolve with the names of this event from now on."""
         self._historic = recorded.names or {}
 

@@ -24,7 +24,7 @@ from cells.services import Frontend as ServedAt
 from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import Holder, Reservation, ReservedAddresses, cluster_hosts
-from cells.services.model.frontends import frontends_of, is_headless, seen_inside
+from cells.services.model.frontends import frontends_of, is_headless, visible_in_cluster
 from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
 
 INVENTED = int(IPv4Address("240.0.0.0"))
@@ -71,7 +71,7 @@ class FolderDirectory:
         for service in cluster.objects("Service"):
             self._add_service(service, pods)
 
-    def _invent(self) -> IPv4Address:
+    def _next_address(self) -> IPv4Address:
         self._invented += 1
         return IPv4Address(self._invented)
 
@@ -83,7 +83,7 @@ class FolderDirectory:
             self._in_host[str(name)] = spec.get("nodeName") or ""
             return pod
         texts = [one["ip"] for one in status.get("podIPs") or ()] or [status.get("podIP")]
-        addresses = [ip_address(text) for text in texts if text] or [self._invent()]
+        addresses = [ip_address(text) for text in texts if text] or [self._next_address()]
         for address in addresses:
             self._pods[address] = self._cluster.pods[name]
         self._addresses[str(name)] = [ip_address(text) for text in texts if text]
@@ -92,7 +92,7 @@ class FolderDirectory:
     def _add_service(self, service: Object, pods: Sequence[Object]) -> None:
         spec = dict(service.get("spec") or {})
         if not spec.get("clusterIP") and not spec.get("clusterIPs") and spec.get("type") != "ExternalName":
-            spec["clusterIP"] = str(self._invent())
+            spec["clusterIP"] = str(self._next_address())
         name = f"{namespace_of(service)}/{service['metadata']['name']}"
         converted = self._services[name] = SERVICES.convert({**service, "spec": spec})
         self._reserved.replace_cluster(ServiceName(*name.split("/")), cluster_hosts(converted))
@@ -189,7 +189,7 @@ class FolderDirectory:
         number = self._cluster.identity_of_name(name)
         return [End(name, number, self._cluster.cache.identities[number])]
 
-    def sent_on(self, address: IPAddress, port: int | None) -> str:
+    def served_elsewhere(self, address: IPAddress, port: int | None) -> str:
         """Return nothing: every service of the folder is served by the client's node."""
         del address, port
         return ""
@@ -244,7 +244,7 @@ class FolderDirectory:
         found = [
             one for one in found if not one.key.address.is_wildcard and self._reserved.serves(one, OPTIONS)
         ]
-        return [one for one in found if not one.key.scope] if client.is_outside else seen_inside(found)
+        return [one for one in found if not one.key.scope] if client.is_outside else visible_in_cluster(found)
 
     def _headless(self, name: str, client: End) -> Iterator[ServedPort]:
         backends = backends_of(self._slices[name], OPTIONS)

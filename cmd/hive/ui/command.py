@@ -14,10 +14,10 @@ import anyio
 import anyio.to_thread
 import click
 
-from hive.agents import serve_questions
+from hive.agents import serve_queries
 from hive.client import ask, socket_option, timeout_option
 from hive.output import page_options
-from hive.signals import orderly
+from hive.signals import signals_as_interrupts
 from hive.ui.answers import NodeAnswers
 from hive.ui.bridge import Answers, Bridge
 from lifecycle.http import HttpServer, ServerLimits
@@ -40,10 +40,10 @@ def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeou
     """
     hubble = os.environ.get("HUBBLE_SERVER") or f"unix://{agent_socket.with_name(_HUBBLE_SOCKET)}"
     answers = NodeAnswers(agent_socket, hubble, timeout)
-    with orderly():
+    with signals_as_interrupts():
         try:
             if stdio:
-                serve_questions(answers.answer_now)
+                serve_queries(answers.answer_now)
                 return
             ask("/v1/healthz", agent_socket, timeout=timeout)
             with listening(port) as listener:

@@ -153,7 +153,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(
             XfrmEdge, fake(XfrmEdge, states=none_listed, policies=none_listed, remove_routes=none_removed)
         ),
-        replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
+        replace(SocketHooks, fake(SocketHooks, detach_all=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         replace(WireguardDevice, fake(WireguardDevice, remove=nothing)),
         replace(

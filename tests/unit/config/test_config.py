@@ -12,7 +12,7 @@ from cells.config import (
     check_bpffs,
     check_directory,
     check_ipv6,
-    take_lock,
+    lock_file,
     writable,
     write_pidfile,
 )
@@ -58,20 +58,20 @@ def test_a_socket_needs_its_directory(tmp_path: Path) -> None:
 
 def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     pidfile = tmp_path / "cilium.pid"
-    first = take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
+    first = lock_file(tmp_path / "agent.lock", "state-dir", pidfile)
     write_pidfile(pidfile)
     with pytest.raises(
         HiveError, match=rf"\(pid {os.getpid()}\) has the same state-dir, {tmp_path}: stop it"
     ):
-        take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
+        lock_file(tmp_path / "agent.lock", "state-dir", pidfile)
     os.close(first)
-    os.close(take_lock(tmp_path / "agent.lock", "state-dir", pidfile))
+    os.close(lock_file(tmp_path / "agent.lock", "state-dir", pidfile))
 
 
 def test_a_directory_can_be_locked_too(tmp_path: Path) -> None:
-    first = take_lock(tmp_path / "", "bpf-root")
+    first = lock_file(tmp_path / "", "bpf-root")
     with pytest.raises(HiveError, match="another agent has the same bpf-root"):
-        take_lock(tmp_path, "bpf-root")
+        lock_file(tmp_path, "bpf-root")
     os.close(first)
 
 

@@ -223,8 +223,8 @@ def test_the_graph_of_the_agent_matches_the_schema(capsys: pytest.CaptureFixture
 
 def test_the_tree_is_coloured_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     tree = finished.graph().tree()
-    assert click.unstyle(inspect_text.tinted(tree)) == tree.rstrip("\n")
-    assert inspect_text.tinted(tree) != tree
+    assert click.unstyle(inspect_text.coloured(tree)) == tree.rstrip("\n")
+    assert inspect_text.coloured(tree) != tree
     assert "\x1b" not in inspect(capsys)
 
 

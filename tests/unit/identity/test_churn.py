@@ -53,6 +53,6 @@ def test_numbers_that_the_cluster_gives_and_takes_leave_nothing() -> None:
         number = NUMBERS.start + turn % len(NUMBERS)
         known.learn(number, (f"k8s:app={turn}",))
         if turn >= AT_ONCE:
-            known.unlearn(NUMBERS.start + (turn - AT_ONCE) % len(NUMBERS))
+            known.forget(NUMBERS.start + (turn - AT_ONCE) % len(NUMBERS))
     assert len(known.table) == lowest + AT_ONCE
     assert objects() - early < 1000

@@ -137,7 +137,7 @@ def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
     if not changes:
         return
     waiting = [(what, which) for what, which in happens if (what, which) != ("come", CART)]
-    for number, difference in enumerate(node.policies.following(RulesChanged.all_of(changes))):
+    for number, difference in enumerate(node.policies.following(RulesChanged.combined(changes))):
         if difference is not None:
             node.write(difference)
         elif waiting and not number % every:
@@ -154,7 +154,7 @@ def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
 def test_an_endpoint_that_goes_between_the_steps_of_a_batch_leaves_no_selectors(small_steps: None) -> None:
     node = Node()
     changes = [node.repository.apply(one) for one in OBJECTS[:40] if one["kind"] == "CiliumNetworkPolicy"]
-    for number, _ in enumerate(node.policies.following(RulesChanged.all_of(changes))):
+    for number, _ in enumerate(node.policies.following(RulesChanged.combined(changes))):
         if number == 3:
             for endpoint in node.maps:
                 node.policies.delete_endpoint(endpoint)
@@ -175,7 +175,7 @@ def test_many_objects_at_once_cost_by_their_number_not_its_square(peers: str) ->
 
         sys.setprofile(counting)
         try:
-            for difference in node.policies.following(RulesChanged.all_of(changes)):
+            for difference in node.policies.following(RulesChanged.combined(changes)):
                 if difference is not None:
                     node.write(difference)
         finally:
@@ -192,7 +192,7 @@ def test_a_subject_that_many_rules_have_is_compared_once(monkeypatch: pytest.Mon
         compared.append(self)
         return matches(self, labels)
 
-    changed = RulesChanged.all_of(
+    changed = RulesChanged.combined(
         [node.repository.apply(_allows(number, "the same")) for number in range(100)]
     )
     monkeypatch.setattr(Selector, "matches", counted)

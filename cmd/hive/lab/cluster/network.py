@@ -125,7 +125,7 @@ def uplink(network: int, place: Place) -> None:
         ip.route("add", dst="default", gateway=ipv6, oif=index)
 
 
-def plug(place: Place) -> None:
+def attach_uplink(place: Place) -> None:
     """Inside the network: attach the node's link to the bridge of its segment."""
     from pyroute2 import IPRoute
 
