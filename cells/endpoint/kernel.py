@@ -58,7 +58,7 @@ class EndpointMaps(Protocol):
         """Delete the endpoint's entries of cilium_lxc; those of the host or other endpoints stay."""
         ...
 
-    def once(self) -> AbstractContextManager[object]:
+    def invalidate_once(self) -> AbstractContextManager[object]:
         """Invalidate cached verdicts once, at the end of the block, for all its map writes.
 
         Do not await in the block.
@@ -209,7 +209,7 @@ class KernelMaps:
         for address in endpoint.addresses:
             self._local.drop_endpoint(address, endpoint.id)
 
-    def once(self) -> AbstractContextManager[object]:
+    def invalidate_once(self) -> AbstractContextManager[object]:
         """Invalidate verdicts at the end of the block: one call for the node, one for the endpoint."""
         return self._maps.epochs
 

@@ -239,7 +239,7 @@ class Map:
             return (invalidates,)
         return {invalidates(row) for key in keys if (row := self.lookup(key)) is not None}
 
-    def once(self) -> AbstractContextManager[object]:
+    def invalidate_once(self) -> AbstractContextManager[object]:
         """Advance the epochs of a block's writes once, at its end. Do not await inside."""
         return nullcontext() if self.epochs is None else self.epochs
 

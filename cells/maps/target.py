@@ -105,7 +105,7 @@ class MapTarget(Generic[Key, Row, Value]):
         if len(rows) == 1:  # the usual case: verdicts are invalidated once anyway
             failures = self._write(maps, rows)
         else:
-            with maps[0].once():
+            with maps[0].invalidate_once():
                 failures = self._write(maps, rows)
         if failures:
             raise BatchError(failures)

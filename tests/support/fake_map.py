@@ -109,12 +109,12 @@ class FakeMap(Map, Generic[Key, Value]):
         return True
 
     def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
-        with self.once():
+        with self.invalidate_once():
             for key, value in zip(keys, values, strict=True):
                 self.update(key, value, flags)
 
     def delete_batch(self, keys: Sequence[bytes]) -> None:
-        with self.once():
+        with self.invalidate_once():
             for key in keys:
                 if not self.delete(key):
                     raise BpfError(errno.ENOENT, "delete from", f"map {self.spec.name}")

@@ -140,7 +140,7 @@ class FakeKernel:
     def drop_lxc(self, endpoint: Endpoint) -> None:
         self.rows.pop(("lxc", endpoint.id), None)
 
-    def once(self) -> AbstractContextManager[None]:
+    def invalidate_once(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:

@@ -152,7 +152,7 @@ class FakeKernel:
         for address in endpoint.addresses:
             self.lxc.pop(address, None)
 
-    def once(self) -> AbstractContextManager[None]:
+    def invalidate_once(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     async def scrub_conntrack(self, addresses: Collection[IPAddress]) -> int:
