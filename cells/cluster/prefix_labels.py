@@ -34,7 +34,7 @@ from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
 from cells.config import AgentConfig
 from lifecycle import Change, Jobs, Table, invoke, module, provide, provide_private
 
-__all__ = ["Known", "PrefixLabels", "PrefixMetadata", "cell", "resolved"]
+__all__ = ["PrefixFacts", "PrefixLabels", "PrefixMetadata", "cell", "resolved"]
 
 
 # Labels by source.
@@ -100,7 +100,7 @@ _OUTSIDE: Final = ("cidr:", "fqdn:", "cidrgroup:")
 """
 
 
-class Known(msgspec.Struct, frozen=True):
+class PrefixFacts(msgspec.Struct, frozen=True):
     """Facts about a prefix from the ipcache."""
 
     identity: int = 0
@@ -113,7 +113,7 @@ class Known(msgspec.Struct, frozen=True):
     """Labels of the world in the prefix's family."""
 
 
-def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
+def resolved(rows: Collection[PrefixLabels], known: PrefixFacts) -> tuple[str, ...] | None:
     """Return the sorted labels of the prefix's identity; None if it keeps the identity of its claims.
 
     It keeps that one without labels, for a pod, and for this node: there, the labels are added to the host's
@@ -236,11 +236,11 @@ class PrefixClaims:
             self._outdated.pop(prefix, None)
         self._identities.label_host(RESOURCE, frozenset[str]().union(*self._of_host.values()))
 
-    def _known(self, prefix: Prefix, base: IpcacheEntry | None) -> Known:
+    def _known(self, prefix: Prefix, base: IpcacheEntry | None) -> PrefixFacts:
         network = ip_network(prefix)
         world = (WORLD_IPV4 if network.version == 4 else WORLD_IPV6) if self._dual_stack else WORLD
         identity = self._identities.get(base.identity) if base is not None else None
-        return Known(
+        return PrefixFacts(
             base.identity if base is not None else 0,
             identity.labels if identity is not None else (),
             tuple(self._labels_around(network)),

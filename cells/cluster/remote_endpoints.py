@@ -30,12 +30,12 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, tunnel_endpoint_of
 from cells.cluster.nodes.node import (
     AddressHolders,
-    ChangedPlaces,
+    ChangedNodeAddresses,
     ClusterNode,
-    EndpointPlaces,
+    EndpointNodeIndex,
+    endpoint_location_of,
     is_at,
     number_of,
-    place_of,
     wait_own,
 )
 from cells.config import ChainingMode
@@ -183,7 +183,7 @@ class RemoteEndpoints:
         self._is_local: dict[str, bool] = {}
         """Whether an address is this node's, at a revision of the table of nodes."""
         self._is_local_revision = -1
-        self._places = EndpointPlaces()
+        self._places = EndpointNodeIndex()
         self._unchecked: list[Change[str, ClusterNode]] = []
         """Changes of nodes for which not all endpoints have been checked."""
         if not objects.served:
@@ -228,7 +228,7 @@ class RemoteEndpoints:
         self._refused = {key: refused for key, refused in self._refused.items() if key in self._objects}
         known = self._names if self._slices else self.table.keys()
         removed = [key for key in known if key not in self._objects]
-        self._places = EndpointPlaces()
+        self._places = EndpointNodeIndex()
         for lost in self._chunks(removed):
             self._update(dict.fromkeys(lost, ()))
             await anyio.lowlevel.checkpoint()
@@ -247,15 +247,21 @@ class RemoteEndpoints:
         if self._unchecked:  # an earlier check failed
             yield ()
         async for changes in changed:
-            if any(place_of(change.old) != place_of(change.row) for change in changes):
+            if any(
+                endpoint_location_of(change.old) != endpoint_location_of(change.row) for change in changes
+            ):
                 yield changes
 
     async def _recheck(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         """Check endpoints of changed nodes again: refused ones may be valid now, and the reverse."""
         self._unchecked += changes
-        moved = [each for each in self._unchecked if place_of(each.old) != place_of(each.row)]
+        moved = [
+            each
+            for each in self._unchecked
+            if endpoint_location_of(each.old) != endpoint_location_of(each.row)
+        ]
         nodes = [node for each in moved for node in (each.old, each.row) if node is not None]
-        places, concerned = ChangedPlaces(nodes), dict.fromkeys(self._refused)
+        places, concerned = ChangedNodeAddresses(nodes), dict.fromkeys(self._refused)
         near = dict.fromkeys(key for node in nodes for key in self._places.around(node))
         for some in self._chunks(near, most=COMPARED_CHUNK):
             rows = [row for row in map(self._objects.get, some) if row is not None]

@@ -24,7 +24,7 @@ class DeviceKind(Enum):
     NATIVE_L3_DEVICE = "one of those without Ethernet headers"
 
 
-class Side(Enum):
+class AttachDirection(Enum):
     """The direction of packets at the attach point."""
 
     INGRESS = "ingress"
@@ -34,8 +34,8 @@ class Side(Enum):
 class AttachPoint(msgspec.Struct, frozen=True):
     """A hook of a kind of device; it has at most one dispatcher."""
 
-    place: DeviceKind
-    side: Side
+    kind: DeviceKind
+    direction: AttachDirection
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -50,28 +50,37 @@ class Program(msgspec.Struct, frozen=True):
     attached: tuple[AttachPoint, ...] = ()
 
 
-def _at(side: Side, *places: DeviceKind) -> tuple[AttachPoint, ...]:
-    return tuple(AttachPoint(place, side) for place in places)
+def _at(direction: AttachDirection, *kinds: DeviceKind) -> tuple[AttachPoint, ...]:
+    return tuple(AttachPoint(kind, direction) for kind in kinds)
 
 
 PROGRAMS: Final = (
     Program(
         *("hive_from_pod", 0, "cil_from_container"),
-        _at(Side.INGRESS, DeviceKind.POD_LINK, DeviceKind.CHAINED_POD_LINK),
+        _at(AttachDirection.INGRESS, DeviceKind.POD_LINK, DeviceKind.CHAINED_POD_LINK),
     ),
-    Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, DeviceKind.HOST_LINK, DeviceKind.NET_LINK)),
-    Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, DeviceKind.HOST_LINK)),
-    Program("hive_from_device", 4, "cil_from_netdev", _at(Side.INGRESS, DeviceKind.NATIVE_DEVICE)),
-    Program("hive_to_device", 5, "cil_to_netdev", _at(Side.EGRESS, DeviceKind.NATIVE_DEVICE)),
-    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, DeviceKind.CHAINED_POD_LINK)),
-    Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, DeviceKind.TUNNEL)),
-    Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, DeviceKind.TUNNEL)),
+    Program(
+        "hive_to_host",
+        1,
+        "cil_to_host",
+        _at(AttachDirection.INGRESS, DeviceKind.HOST_LINK, DeviceKind.NET_LINK),
+    ),
+    Program("hive_from_host", 2, "cil_from_host", _at(AttachDirection.EGRESS, DeviceKind.HOST_LINK)),
+    Program("hive_from_device", 4, "cil_from_netdev", _at(AttachDirection.INGRESS, DeviceKind.NATIVE_DEVICE)),
+    Program("hive_to_device", 5, "cil_to_netdev", _at(AttachDirection.EGRESS, DeviceKind.NATIVE_DEVICE)),
+    Program("hive_to_pod", 3, "cil_to_container", _at(AttachDirection.EGRESS, DeviceKind.CHAINED_POD_LINK)),
+    Program("hive_from_vxlan", 6, "cil_from_overlay", _at(AttachDirection.INGRESS, DeviceKind.TUNNEL)),
+    Program("hive_to_vxlan", 7, "cil_to_overlay", _at(AttachDirection.EGRESS, DeviceKind.TUNNEL)),
 )
 L3_PROGRAMS: Final = (
     Program(
-        *("hive_from_l3_device", 0, "cil_from_netdev_l3"), _at(Side.INGRESS, DeviceKind.NATIVE_L3_DEVICE)
+        *("hive_from_l3_device", 0, "cil_from_netdev_l3"),
+        _at(AttachDirection.INGRESS, DeviceKind.NATIVE_L3_DEVICE),
     ),
-    Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, DeviceKind.NATIVE_L3_DEVICE)),
+    Program(
+        *("hive_to_l3_device", 1, "cil_to_netdev_l3"),
+        _at(AttachDirection.EGRESS, DeviceKind.NATIVE_L3_DEVICE),
+    ),
 )
 """Programs of devices without Ethernet headers (bpf/l3.c), with their slots in hive_l3_entry."""
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
@@ -94,9 +103,9 @@ _ATTACHED: Final = {
 
 
 @cache
-def at(place: DeviceKind) -> tuple[str, str]:
+def at(kind: DeviceKind) -> tuple[str, str]:
     """Return the dispatchers at ingress and egress of a device; empty for none."""
-    ingress, egress = (_ATTACHED.get(AttachPoint(place, side), "") for side in Side)
+    ingress, egress = (_ATTACHED.get(AttachPoint(kind, direction), "") for direction in AttachDirection)
     return ingress, egress
 
 

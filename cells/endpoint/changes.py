@@ -18,7 +18,7 @@ from cells.base.labels import Label
 from cells.cluster.identity.identities import Identities, Identity
 from cells.endpoint.labels import EndpointLabels, labels_of, with_custom_labels, with_pod_labels
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.model import Endpoint, EndpointError, Level, State
+from cells.endpoint.model import Endpoint, EndpointError, RegenerationLevel, State
 from cells.endpoint.pods import KubernetesPods
 from cells.endpoint.regeneration import Regenerations
 from cells.kubernetes.objects.core import Namespace, Pod
@@ -90,7 +90,7 @@ class EndpointChanges:
         return await self._regenerate(endpoint, "endpoint options changed via API")
 
     async def _regenerate(self, endpoint: Endpoint, reason: str) -> str:
-        return await self._regenerations.request(endpoint.id, Level.DATAPATH, reason).result()
+        return await self._regenerations.request(endpoint.id, RegenerationLevel.DATAPATH, reason).result()
 
 
 # Changes of the agent's runtime configuration.
@@ -160,7 +160,7 @@ class PolicyEnforcement:
         )
         reason = "agent configuration update"
         requested = [
-            self._regenerations.request(endpoint.id, Level.POLICY, reason)
+            self._regenerations.request(endpoint.id, RegenerationLevel.POLICY, reason)
             for endpoint in self._endpoints.all()
         ]
         failed = [one.endpoint_id for one in requested if await one.result()]

@@ -17,7 +17,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
 from cells.config.shared import EndpointSettings
 from cells.datapath.collector import ConntrackCollector
-from cells.endpoint.model import Endpoint, IPAddress, Level
+from cells.endpoint.model import Endpoint, IPAddress, RegenerationLevel
 from cells.endpoint.state.directory import StateFiles
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import (
@@ -330,7 +330,7 @@ class Realization:
         undo.append(("state directory", self._remove_state_files))
         self._files.write(endpoint)
 
-    def repair(self, endpoint: Endpoint, level: Level) -> None:
+    def repair(self, endpoint: Endpoint, level: RegenerationLevel) -> None:
         """Write all state that differs from the endpoint's row. Raises REALIZATION_ERRORS.
 
         State that is up to date is not written, so running pods are not affected.
@@ -338,7 +338,7 @@ class Realization:
         with self._maps.invalidate_once():
             self._realize_policy(endpoint)
             self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
-            if level is Level.POLICY:
+            if level is RegenerationLevel.POLICY:
                 return
             self._maps.put_lxc(endpoint)
             self._ipcache.upsert(*ipcache_claims(endpoint))

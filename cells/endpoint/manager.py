@@ -28,7 +28,7 @@ from cells.endpoint.model import (
     Endpoint,
     EndpointError,
     EndpointRequest,
-    Level,
+    RegenerationLevel,
     State,
     StatusLog,
     Subject,
@@ -198,7 +198,9 @@ class Endpoints:
         endpoint = self._registry.get(endpoint_id)
         if endpoint is None or endpoint.state is not State.WAITING_FOR_IDENTITY or self.is_new(endpoint_id):
             return False
-        self._realization.best_effort("policy map", self._realization.repair, endpoint, Level.POLICY)
+        self._realization.best_effort(
+            "policy map", self._realization.repair, endpoint, RegenerationLevel.POLICY
+        )
         return True
 
     def verify_source(self, endpoint_id: int, verify: bool) -> None:
@@ -222,7 +224,7 @@ class Endpoints:
             return endpoint is not None
         return self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, model.triggered(reason))
 
-    def build(self, endpoint_id: int, level: Level, reason: str) -> str:
+    def build(self, endpoint_id: int, level: RegenerationLevel, reason: str) -> str:
         """Apply the endpoint's row to kernel and state file; return the error, empty if it succeeded.
 
         Only Regenerations calls this, after announce_build(). State that is up to date is not written, so

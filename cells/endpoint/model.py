@@ -35,7 +35,7 @@ class State(StrEnum):
     INVALID = "invalid"
 
 
-class Level(IntEnum):
+class RegenerationLevel(IntEnum):
     """How much of an endpoint a regeneration writes."""
 
     POLICY = 1
@@ -46,7 +46,7 @@ class Level(IntEnum):
     @property
     def text(self) -> str:
         """Name in logs."""
-        return "no-rebuild" if self is Level.POLICY else "rewrite+load"
+        return "no-rebuild" if self is RegenerationLevel.POLICY else "rewrite+load"
 
 
 class TransitionOutcome(StrEnum):

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from cells.endpoint.creation import RegenerationRecovery
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.model import Level
+from cells.endpoint.model import RegenerationLevel
 from cells.policy.maps import EndpointPolicies, OutdatedPolicy
 from lifecycle import Change, Jobs
 
@@ -33,7 +33,7 @@ def builds_per_step() -> int:
 class Regeneration:
     """A requested regeneration; further requests for the endpoint are merged while it is queued."""
 
-    def __init__(self, endpoint_id: int, created: float, level: Level, reason: str) -> None:
+    def __init__(self, endpoint_id: int, created: float, level: RegenerationLevel, reason: str) -> None:
         self.endpoint_id = endpoint_id
         self.created = created
         """Creation time of the endpoint: a later endpoint may have the same id."""
@@ -42,7 +42,7 @@ class Regeneration:
         self._done = anyio.Event()
         self._error = ""
 
-    def join(self, level: Level, reason: str) -> None:
+    def join(self, level: RegenerationLevel, reason: str) -> None:
         """Merge another request into this one."""
         self.level = max(self.level, level)
         if reason not in self.reasons:
@@ -84,7 +84,7 @@ class Regenerations:
         """The ids of queued endpoints."""
         return tuple(self._waiting)
 
-    def request(self, endpoint_id: int, level: Level, reason: str) -> Regeneration:
+    def request(self, endpoint_id: int, level: RegenerationLevel, reason: str) -> Regeneration:
         """Queue a regeneration of the endpoint; await its result() if needed."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
@@ -107,7 +107,7 @@ class Regenerations:
         """Regenerate endpoints with outdated policies."""
         for row in (change.row for change in changes):
             if row is not None and not self._endpoints.realize_policy(row.endpoint_id):
-                self.request(row.endpoint_id, Level.POLICY, row.reason)
+                self.request(row.endpoint_id, RegenerationLevel.POLICY, row.reason)
 
     async def _run(self) -> None:
         while True:
@@ -135,11 +135,11 @@ class Regenerations:
         """Regenerate after a failure, unless a regeneration is queued or the endpoint is removed."""
         if endpoint_id in self._waiting or self._endpoints.get(endpoint_id) is None:
             return ""
-        return await self.request(endpoint_id, Level.DATAPATH, "retrying regeneration").result()
+        return await self.request(endpoint_id, RegenerationLevel.DATAPATH, "retrying regeneration").result()
 
 
 def _finished(endpoint_id: int, error: str) -> Regeneration:
     """Return a finished request without a build; ``error`` is empty if none is needed."""
-    refused = Regeneration(endpoint_id, 0.0, Level.POLICY, "")
+    refused = Regeneration(endpoint_id, 0.0, RegenerationLevel.POLICY, "")
     refused.finish(error)
     return refused

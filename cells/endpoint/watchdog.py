@@ -21,7 +21,7 @@ from msgspec import structs
 
 from cells.base.metrics import Collector, MetricFamily, counter
 from cells.datapath.datapath import Datapath
-from cells.endpoint import Endpoint, Level, Regenerations, config_row, ifindex_key, lxc_value
+from cells.endpoint import Endpoint, RegenerationLevel, Regenerations, config_row, ifindex_key, lxc_value
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import ENDPOINT_ANY_SOURCE, EndpointConfig, LxcKey, LxcValue
 from cells.netlink.connection import message_filter, notifications, of_types
@@ -241,7 +241,7 @@ class EndpointWatchdog:
                 return str(error)
         if set(faults) == {EndpointFault.RP_FILTER}:
             return ""
-        return await self._regenerations.request(endpoint.id, Level.DATAPATH, REASON).result()
+        return await self._regenerations.request(endpoint.id, RegenerationLevel.DATAPATH, REASON).result()
 
     async def _trigger(self, _: None) -> None:
         self._timer.trigger()

@@ -19,6 +19,7 @@ from anyio import to_thread
 
 from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.kvstore.model import (
+    CallRateLimit,
     CompactedError,
     Compare,
     KeyEvent,
@@ -26,7 +27,6 @@ from cells.kvstore.model import (
     LeaseLostError,
     Operation,
     OtherStoreError,
-    Pace,
     StoreError,
     StoreUnavailableError,
     TransactionOutcome,
@@ -227,7 +227,7 @@ class EtcdClient:
         self._channel: Any = None
         self._loaded = anyio.Event()
         self._slots = anyio.Semaphore(options.max_inflight)
-        self._pace = Pace(options.bootstrap_qps)
+        self._rate_limit = CallRateLimit(options.bootstrap_qps)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ class EtcdClient:
 
     def end_bootstrap(self) -> None:
         """Lower the rate limit from ``etcd.bootstrapQps`` to ``etcd.qps``: the initial lists are complete."""
-        self._pace = Pace(self._options.qps)
+        self._rate_limit = CallRateLimit(self._options.qps)
 
     async def lookup(self, key: str) -> KeyValue | None:
         """Return a key by a linearizable read, or None."""
@@ -479,7 +479,7 @@ class EtcdClient:
 
     async def _call(self, kind: str, once: Callable[[Any], Any]) -> Any:
         async with self._slots:
-            await anyio.sleep(self._pace.pause())
+            await anyio.sleep(self._rate_limit.pause())
             channel, began = await self._open_channel(), time.perf_counter()
             try:
                 found = await once(channel)

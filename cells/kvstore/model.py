@@ -176,7 +176,7 @@ def batches(operations: Iterable[Operation]) -> list[list[Operation]]:
     return [rest[begin : begin + MAX_OPERATIONS] for begin in range(0, len(rest), MAX_OPERATIONS)]
 
 
-class Pace:
+class CallRateLimit:
     """A rate limit in calls per second, with a burst of one second."""
 
     def __init__(self, calls: float) -> None:

@@ -47,7 +47,7 @@ class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
     """The base of parts of objects."""
 
 
-class PodPlace(_Part, frozen=True, gc=False):
+class PodNodeSpec(_Part, frozen=True, gc=False):
     """The fields of a pod's spec that are read."""
 
     node_name: str = ""
@@ -65,7 +65,7 @@ class PodState(_Part, frozen=True, gc=False):
 class ClusterPod(Object, frozen=True, gc=False):
     """A pod of any node."""
 
-    spec: PodPlace = PodPlace()
+    spec: PodNodeSpec = PodNodeSpec()
     status: PodState = PodState()
 
     @property

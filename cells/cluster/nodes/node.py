@@ -27,13 +27,13 @@ __all__ = [
     "INTERNAL_IP",
     "WIREGUARD_ROTATION",
     "AddressHolders",
-    "ChangedPlaces",
+    "ChangedNodeAddresses",
     "ClusterNode",
-    "EndpointPlaces",
+    "EndpointNodeIndex",
     "NodeIP",
+    "endpoint_location_of",
     "is_at",
     "number_of",
-    "place_of",
     "wait_own",
 ]
 
@@ -225,7 +225,7 @@ def _numbers(node: ClusterNode | None) -> set[tuple[int, int]]:
     return set() if node is None else {(each.ip.version, int(each.ip)) for each in node.addresses}
 
 
-class ChangedPlaces:
+class ChangedNodeAddresses:
     """Addresses and pod CIDRs of changed nodes, before and after the change."""
 
     def __init__(self, nodes: Iterable[ClusterNode]) -> None:
@@ -265,7 +265,7 @@ def number_of(address: str) -> tuple[int, int] | None:
         return None
 
 
-def place_of(node: ClusterNode | None) -> tuple[object, ...]:
+def endpoint_location_of(node: ClusterNode | None) -> tuple[object, ...]:
     """Return the fields that determine which endpoints are on a node."""
     if node is None:
         return ()
@@ -279,7 +279,7 @@ NEAR: Final = {4: 8, 6: 16}
 """By IP version, the number of low bits ignored by the index: fewer than the host bits of pod CIDRs."""
 
 
-class EndpointPlaces:
+class EndpointNodeIndex:
     """An index of objects by the node and the addresses of their endpoints.
 
     It may return objects that no longer match, but never misses one. Keys are in sorted lists: a cluster has
@@ -339,7 +339,7 @@ class EndpointPlaces:
                 at += 1
 
 
-def is_at(places: ChangedPlaces, endpoint: SlimEndpoint) -> bool:
+def is_at(places: ChangedNodeAddresses, endpoint: SlimEndpoint) -> bool:
     """Return whether the set contains the node's name or one of its addresses."""
     addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
     return places.have_node(endpoint.node) or any(map(places.hold, addresses))
@@ -353,7 +353,7 @@ def _index_keys(endpoint: SlimEndpoint) -> Iterator[tuple[int, int]]:
 
 
 def _located(row: SlimEndpoint | SlimEndpointSlice) -> list[tuple[str, str]]:
-    """The fields of an object that EndpointPlaces reads."""
+    """The fields of an object that EndpointNodeIndex reads."""
     return [(one.node, one.addresses) for one in row.endpoints]
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from cells.endpoint import EndpointMaps, Endpoints, Level, Regenerations, StateFiles
+from cells.endpoint import EndpointMaps, Endpoints, RegenerationLevel, Regenerations, StateFiles
 from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreLinks, StaleMaps
 from cells.endpoint.restore.restored import EndpointClaims, QuarantinedEndpoint, RestoredEndpoints
 from cells.node.ipam.ranges import IpamError
@@ -99,7 +99,7 @@ class RegeneratedEndpoints:
         started = time.perf_counter()
         restored = self._restored.endpoints
         requested = [
-            self._regenerations.request(endpoint.id, Level.DATAPATH, "syncing state to host")
+            self._regenerations.request(endpoint.id, RegenerationLevel.DATAPATH, "syncing state to host")
             for endpoint in restored
         ]
         try:

@@ -44,7 +44,7 @@ REQUESTS_REMEMBERED: Final = 10_000
 V = TypeVar("V")
 
 
-class Party7(msgspec.Struct, frozen=True):
+class RequestParty(msgspec.Struct, frozen=True):
     """Source or destination of a request."""
 
     address: str
@@ -103,8 +103,8 @@ class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339."""
     observation_point: str = ""
     """Ingress or Egress."""
-    source: Party7
-    destination: Party7
+    source: RequestParty
+    destination: RequestParty
     ip_version: int
     """4 or 6."""
     verdict: str = ""
@@ -323,7 +323,7 @@ def _l4(record: AccessLogRecord) -> Layer4 | None:
     return None
 
 
-def _endpoint(party: Party7, resolver: Resolver) -> FlowEndpoint:
+def _endpoint(party: RequestParty, resolver: Resolver) -> FlowEndpoint:
     namespace, pod_name = resolver.pod_at(party.address)
     local = resolver.local_endpoint(party.address)
     workload = local.workload if local is not None else None
@@ -485,5 +485,5 @@ def access_log_record(record: RequestRecord | LookupRecord) -> AccessLogRecord:
     )
 
 
-def _party(party: Party) -> Party7:
-    return Party7(party.address, party.port, party.endpoint, party.identity, party.labels)
+def _party(party: Party) -> RequestParty:
+    return RequestParty(party.address, party.port, party.endpoint, party.identity, party.labels)

@@ -31,7 +31,7 @@ from cells.kubernetes.client.transport import Headers, StreamedResponse, Transpo
 from cells.kubernetes.objects.kind import Kind, Object
 
 if TYPE_CHECKING:
-    from cells.kubernetes.client.http import Stream, WholeAnswer
+    from cells.kubernetes.client.http import FullResponse, Stream
 
 __all__ = ["Client", "WatchEvent", "events"]
 
@@ -259,7 +259,7 @@ class Client:
         """
         waited = [await self._bucket.take() for _ in requests]
         server, began, quiet = self.server, time.monotonic(), self._timeout
-        answers: Sequence[WholeAnswer] = ()
+        answers: Sequence[FullResponse] = ()
         failure: KubernetesError | None = None
         try:
             answers = await self._transport.send_all(requests, await self._headers(), quiet=quiet)

@@ -21,7 +21,7 @@ import anyio.lowlevel
 from anyio.abc import SocketAttribute
 
 from cells.kubernetes.client.errors import UnreachableError
-from cells.kubernetes.client.http import READ, HttpConnection, Incoming, Stream, TlsStream
+from cells.kubernetes.client.http import READ, HttpConnection, IncomingResponse, Stream, TlsStream
 
 __all__ = ["ConnectionPool", "Dialler"]
 
@@ -235,7 +235,7 @@ async def _connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     line = f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n".encode()
     await stream.send(line + proxy.authorization + b"\r\n")
-    answer = Incoming()
+    answer = IncomingResponse()
     while not answer.started:
         answer.feed(await stream.receive())
     answer.release()

@@ -30,7 +30,7 @@ class HeadTooLongError(Exception):
     """A head that is longer than MOST_HEAD."""
 
 
-class Incoming:
+class IncomingResponse:
     """An answer while it arrives: its head, then parts of its body, which the reader removes."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Incoming:
 _RETRY_AFTER: Final = b"retry-after"
 
 
-class WholeAnswer(NamedTuple):
+class FullResponse(NamedTuple):
     """A whole answer."""
 
     status: int
@@ -138,11 +138,11 @@ class WholeAnswer(NamedTuple):
     """When it was complete, in seconds of the monotonic clock."""
 
 
-class Answers:
+class PipelinedResponses:
     """The answers to pipelined requests, in the order of the requests."""
 
     def __init__(self, count: int) -> None:
-        self.found: list[WholeAnswer] = []
+        self.found: list[FullResponse] = []
         self.keep_alive = True
         """Whether the connection can be used again; if not, no more answers follow."""
         self._count = count
@@ -192,7 +192,7 @@ class Answers:
         status = self._parser.get_status_code()
         if status < 200:
             return  # an interim response (1xx): the final one follows
-        self.found.append(WholeAnswer(status, self._retry_after, b"".join(self._body), time.monotonic()))
+        self.found.append(FullResponse(status, self._retry_after, b"".join(self._body), time.monotonic()))
         self._body.clear()
         self.keep_alive &= self._parser.should_keep_alive()
 
@@ -302,13 +302,13 @@ class HttpConnection:
         self.idle_since = 0.0
         """Seconds of the monotonic clock; 0 before its first request has ended."""
         self._stream = stream
-        self._answer = Incoming()
-        self._answers: Answers | None = None
+        self._answer = IncomingResponse()
+        self._answers: PipelinedResponses | None = None
         """The answers to the last requests, if they were pipelined."""
         self._quiet: float | None = None
 
     @property
-    def answer(self) -> Incoming:
+    def answer(self) -> IncomingResponse:
         """The current answer."""
         return self._answer
 
@@ -327,14 +327,14 @@ class HttpConnection:
         """Whether the server has closed the connection while it was idle."""
         return self._stream.readable
 
-    async def ask(
+    async def send_request(
         self, message: bytes, *, within: float, head: float | None, quiet: float | None
-    ) -> Incoming:
+    ) -> IncomingResponse:
         """Send a request within so many seconds, and read the head of its answer, within ``head`` seconds.
 
         Later parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
         """
-        self._answer = answer = Incoming()
+        self._answer = answer = IncomingResponse()
         self._answers = None
         self._quiet = head
         await self._send(message, within)
@@ -345,13 +345,13 @@ class HttpConnection:
 
     async def ask_all(
         self, messages: bytes, count: int, *, within: float, quiet: float | None
-    ) -> Sequence[WholeAnswer]:
+    ) -> Sequence[FullResponse]:
         """Send pipelined requests within so many seconds, and return their complete answers.
 
         Parts of the answers may be ``quiet`` seconds apart. There are fewer answers if the connection ends
         early. Raises UnreachableError if there is none for another reason.
         """
-        self._answers = answers = Answers(count)
+        self._answers = answers = PipelinedResponses(count)
         self._quiet = quiet
         await self._send(messages, within)
         try:

@@ -19,7 +19,7 @@ from cells.kubernetes.client.errors import CredentialsError, DroppedError, Unrea
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.dial import ConnectionPool
-    from cells.kubernetes.client.http import HttpConnection, Stream, WholeAnswer
+    from cells.kubernetes.client.http import FullResponse, HttpConnection, Stream
 
 __all__ = ["Transport", "WriteRequest"]
 
@@ -202,7 +202,7 @@ class Transport:
             connection = await pool.take(server)
             reused = bool(connection.idle_since)
             try:
-                await connection.ask(message, within=self._connect, head=head, quiet=quiet)
+                await connection.send_request(message, within=self._connect, head=head, quiet=quiet)
             except DroppedError:
                 await pool.give(connection)
                 if not (reused and repeatable):
@@ -215,7 +215,7 @@ class Transport:
 
     async def send_all(
         self, requests: Sequence[WriteRequest], headers: Headers, *, quiet: float | None
-    ) -> Sequence[WholeAnswer]:
+    ) -> Sequence[FullResponse]:
         """Pipeline requests on one connection and return their answers; see HttpConnection.ask_all().
 
         Raises UnreachableError, CredentialsError.

@@ -274,7 +274,7 @@ class EntryNode(msgspec.Struct, frozen=True, gc=False):
     internal: tuple[str, ...]
 
 
-def place_of(node: Node) -> EntryNode | None:
+def entry_node_of(node: Node) -> EntryNode | None:
     """Return the node as an EntryNode, or None if it is excluded or being deleted."""
     tainted = any(one.key == GOING for one in node.spec.taints or ())
     if node.terminating or EXCLUDED in node.labels or tainted:
@@ -375,7 +375,7 @@ class NodeIPAM:
             changed = bool(services.take()) | bool(slices.take())
             if nodes.take():
                 places = {
-                    one.name: place for one in self._nodes.all() if (place := place_of(one)) is not None
+                    one.name: place for one in self._nodes.all() if (place := entry_node_of(one)) is not None
                 }
                 changed |= places != self._places  # most changes of Nodes do not concern their addresses
                 self._places = places

@@ -152,11 +152,11 @@ class RuleSources:
     """The tables from which policies are computed, and whether their initial contents are processed."""
 
     def __init__(self) -> None:
-        self._followed: list[Followed[Any, Any]] = []
+        self._followed: list[ProcessedChanges[Any, Any]] = []
 
-    def follow(self, table: Table[Key, Row]) -> Followed[Key, Row]:
+    def follow(self, table: Table[Key, Row]) -> ProcessedChanges[Key, Row]:
         """Follow a table; known() waits for its initial contents."""
-        followed = Followed(table)
+        followed = ProcessedChanges(table)
         self._followed.append(followed)
         return followed
 
@@ -171,7 +171,7 @@ class RuleSources:
             await one.known()
 
 
-class Followed(Generic[Key, Row]):
+class ProcessedChanges(Generic[Key, Row]):
     """Batches of a table's changes. A batch counts as processed when the next one is requested."""
 
     def __init__(self, table: Table[Key, Row]) -> None:

@@ -33,9 +33,9 @@ from cells.policy.control.names import NamedAddresses, PolicyPrefixes
 from cells.policy.control.objects import (
     NONE,
     ClusterPorts,
-    Followed,
     PolicyObject,
     PolicyRuleSettings,
+    ProcessedChanges,
     RuleSources,
     of_pod,
     of_remote,
@@ -81,7 +81,7 @@ class PolicyStatuses:
         """Objects that are not enforced as written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
         """Objects with a rejected latest version; the previous version, if any, is in force."""
-        jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
+        jobs.observe("http-proxy", ProcessedChanges(proxies).batches, self._follow_proxy)
 
     def removed(self, source: PolicySource) -> None:
         """Delete the status of a deleted object."""

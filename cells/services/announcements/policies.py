@@ -130,7 +130,7 @@ NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace
 """Labels that selectors see on every service."""
 
 
-class L2Place(NamedTuple):
+class L2AddressDevice(NamedTuple):
     """An address and the device that answers ARP requests for it."""
 
     ip: IPv4Address
@@ -144,7 +144,7 @@ class L2Candidate(msgspec.Struct, frozen=True):
 
     service: Key
     policies: tuple[str, ...]
-    places: tuple[L2Place, ...]
+    places: tuple[L2AddressDevice, ...]
     local: bool
     """Whether its externalTrafficPolicy is Local."""
 
@@ -179,7 +179,7 @@ def candidates(
     for service in services if followed else ():
         labels = {**service.labels, NAME: service.name, NAMESPACE: service.namespace}
         names: list[str] = []
-        places: dict[L2Place, None] = {}
+        places: dict[L2AddressDevice, None] = {}
         for policy in followed:
             if policy.announces(labels) and (own_places := list(_places(policy, service, devices, unserved))):
                 names.append(policy.name)
@@ -195,11 +195,11 @@ _Unserved = Container[tuple[ServiceName, str, IPAddress]]
 
 def _places(
     policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _Unserved
-) -> Iterator[L2Place]:
+) -> Iterator[L2AddressDevice]:
     for ip in _addresses(policy, service, unserved):
         for device in devices:
             if policy.uses(device.name):
-                yield L2Place(ip, device.ifindex, device.name, mac_text(device.mac))
+                yield L2AddressDevice(ip, device.ifindex, device.name, mac_text(device.mac))
 
 
 def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:

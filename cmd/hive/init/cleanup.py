@@ -22,7 +22,7 @@ Step = tuple[str, Callable[[], list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StatePaths:
     """The locations of the agent's state on this node."""
 
     state_dir: Path
@@ -67,7 +67,7 @@ def command(
     With --bpf-state pods keep it, but without policies until the next agent serves; a warning has their
     number. Refused while an agent runs. Failures are reported, and the remaining state is removed.
     """
-    places = Places(
+    paths = StatePaths(
         state_dir,
         lib_dir,
         bpf_root,
@@ -82,7 +82,7 @@ def command(
             f"an agent runs with the state directory {state_dir}: stop it, then clean up"
         )
     everything = all_state or not bpf_state
-    steps = [*link_steps(), *bpf_steps(places), *state_steps(places)] if everything else bpf_steps(places)
+    steps = [*link_steps(), *bpf_steps(paths), *state_steps(paths)] if everything else bpf_steps(paths)
     question = "Its pods lose their network. Go on?"
     if not everything:
         pods = traces.pod_links()
@@ -140,31 +140,31 @@ def link_steps() -> list[Step]:
     return [("links lxc* and cilium_*, with their routes", traces.remove_links)]
 
 
-def bpf_steps(places: Places) -> list[Step]:
+def bpf_steps(paths: StatePaths) -> list[Step]:
     """Remove programs, then maps, so that no program runs with missing maps."""
     return [
         ("programs on interfaces", traces.detach_programs),
-        (f"pinned programs in {places.bpf_root}", partial(traces.remove_tree, places.bpf_root / "cilium")),
+        (f"pinned programs in {paths.bpf_root}", partial(traces.remove_tree, paths.bpf_root / "cilium")),
         (
-            f"pinned maps in {places.bpf_root}",
-            partial(traces.remove_pins, places.bpf_root / "tc" / "globals"),
+            f"pinned maps in {paths.bpf_root}",
+            partial(traces.remove_pins, paths.bpf_root / "tc" / "globals"),
         ),
     ]
 
 
-def state_steps(places: Places) -> list[Step]:
+def state_steps(paths: StatePaths) -> list[Step]:
     """Remove links with routes, mounts and files, and restore others' CNI configurations."""
     return [
-        ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
-        ("gobgpd, which announces routes", partial(_end_speakers, places.state_dir)),
+        ("Envoy, which reads requests", partial(_end_envoy, paths.state_dir)),
+        ("gobgpd, which announces routes", partial(_end_speakers, paths.state_dir)),
         ("rules for packets to the DNS proxy", traces.remove_rules),
         ("network namespaces cilium-*", traces.remove_namespaces),
-        (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),
-        (f"the state directory {places.state_dir}", partial(traces.remove_tree, places.state_dir)),
-        (f"the library directory {places.lib_dir}", partial(traces.remove_tree, places.lib_dir)),
+        (f"cgroup v2 on {paths.cgroup_root}", partial(traces.unmount, paths.cgroup_root)),
+        (f"the state directory {paths.state_dir}", partial(traces.remove_tree, paths.state_dir)),
+        (f"the library directory {paths.lib_dir}", partial(traces.remove_tree, paths.lib_dir)),
         (
-            f"CNI configuration in {places.cni_conf_dir}",
-            partial(traces.remove_cni_configuration, places.cni_conf_dir, places.cni_conf_file),
+            f"CNI configuration in {paths.cni_conf_dir}",
+            partial(traces.remove_cni_configuration, paths.cni_conf_dir, paths.cni_conf_file),
         ),
     ]
 

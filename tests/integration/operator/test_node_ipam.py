@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node
-from cells.operator.lb_ipam import MATCH, addresses_for, place_of
+from cells.operator.lb_ipam import MATCH, addresses_for, entry_node_of
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService
 from lifecycle import GraphError
 from lifecycle.testing import eventually
@@ -108,7 +108,9 @@ def test_addresses_are_those_that_a_plain_reading_gives(
     slices = [a_slice(backends("s", **{name: one[4] for name, one in names.items() if one[4] != "absent"}))]
     policy = "Local" if local else "Cluster"
     asked = a_service(service("s", ipFamilies=list(families), externalTrafficPolicy=policy))
-    found = addresses_for(asked, [one for each in objects if (one := place_of(each)) is not None], slices)
+    found = addresses_for(
+        asked, [one for each in objects if (one := entry_node_of(each)) is not None], slices
+    )
 
     usable = [
         (kind, ip)

@@ -167,7 +167,7 @@ def test_an_allowed_reply_is_cached_again(world: World) -> None:
     world.allow(B, ONLY_IN)
     for _ in range(100):  # until all of it falls in one second
         world.pod_sends(B, answer)
-        world.allow(B, QUARANTINE, by_hand=True)
+        world.allow(B, QUARANTINE, without_epochs=True)
         cached = world.pod_sends(B, answer).action == REDIRECT
         world.bump(B.id)
         assert world.pod_sends(B, answer).dropped == (181, EGRESS)

@@ -89,9 +89,9 @@ def test_an_unrelated_endpoints_change_costs_others_nothing(world: World) -> Non
 @pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
 def test_a_manual_map_change_takes_effect_within_a_second(world: World, packet: Packet) -> None:
     establish(world, packet)
-    world.allow(A, [], by_hand=True)
+    world.allow(A, [], without_epochs=True)
     eventually(lambda: world.pod_sends(A, packet).dropped == (133, EGRESS), within=2.5)
-    world.allow(A, [(PolicyKey(0, True), ALLOW)], by_hand=True)
+    world.allow(A, [(PolicyKey(0, True), ALLOW)], without_epochs=True)
     assert world.pod_sends(A, packet).dropped is None  # what was refused is never remembered
 
 
@@ -125,7 +125,7 @@ def test_an_expired_cached_verdict_is_not_used(world: World, packet: Packet, idl
     """The remembered second has few bits: after just so long they are the same again."""
     establish(world, packet)
     world.age(idle)
-    world.allow(A, [], by_hand=True)
+    world.allow(A, [], without_epochs=True)
     assert world.pod_sends(A, packet).dropped == (133, EGRESS)
 
 
@@ -133,6 +133,6 @@ def test_packets_of_the_host_bypass_the_verdict_cache(world: World) -> None:
     packet = from_host() / udp(ROUTER, A.ip)
     for _ in range(3):
         assert world.host_sends(packet).action == REDIRECT
-    world.allow(A, [], by_hand=True)
+    world.allow(A, [], without_epochs=True)
     assert world.host_sends(packet).dropped == (133, INGRESS)
     assert world.pod_sends(B, from_pod(B) / udp(B.ip, OUTSIDE)).action == OK

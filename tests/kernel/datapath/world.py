@@ -205,11 +205,11 @@ class World:
         epochs.update(key, struct.pack("<Q", epoch + 1))
 
     def allow(
-        self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, by_hand: bool = False
+        self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, without_epochs: bool = False
     ) -> None:
-        """Set the pod's whole policy; ``by_hand`` without the epochs that the agent writes."""
+        """Set the pod's whole policy; ``without_epochs``: without those that the agent writes."""
         self._write_policy(pod, policy)
-        if not by_hand:
+        if not without_epochs:
             self.bump(pod.id)
 
     def _write_policy(self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]]) -> None:

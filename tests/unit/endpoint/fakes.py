@@ -21,10 +21,10 @@ from cells.endpoint import (
     Endpoint,
     EndpointRequest,
     Endpoints,
-    Level,
     PodFacts,
     PodMetadata,
     PodName,
+    RegenerationLevel,
     RegenerationRecovery,
     StateFiles,
     endpoint_table,
@@ -323,7 +323,7 @@ class Node:
         """Create an endpoint with an identity that is available at once."""
         return create(self.endpoints, wanted)
 
-    def build(self, endpoint_id: int, level: Level = Level.DATAPATH) -> str:
+    def build(self, endpoint_id: int, level: RegenerationLevel = RegenerationLevel.DATAPATH) -> str:
         """Build an endpoint through the queue; return the error."""
         if not self.endpoints.announce_build(endpoint_id, "a test"):
             return "not now"

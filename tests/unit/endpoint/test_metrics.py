@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cells.endpoint import Level, families
+from cells.endpoint import RegenerationLevel, families
 from tests.unit.endpoint.fakes import Node, request
 
 
@@ -19,7 +19,7 @@ def test_endpoints_are_counted_by_displayed_state(tmp_path: Path) -> None:
     node.create(request(1))
     broken = node.create(request(2))
     node.kernel.refuse = "fill"
-    node.build(broken.id, Level.POLICY)
+    node.build(broken.id, RegenerationLevel.POLICY)
     got = series(node)
     assert got["cilium_endpoint"] == {(): 2}
     assert got["cilium_endpoint_state"] == {("ready",): 1, ("not-ready",): 1}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cells.cluster.ipcache.rows import prefix_of
-from cells.endpoint import EndpointError, EndpointRequest, Level, State
+from cells.endpoint import EndpointError, EndpointRequest, RegenerationLevel, State
 from cells.endpoint.model import STATUS_LOG_SIZE
 from cells.policy import Enforcement
 from cells.policy.maps import ALLOW_ALL
@@ -100,7 +100,7 @@ class Endpoints(RuleBasedStateMachine):
         self.node.kernel.refuse = refuse
         for each, known in self.known.items():
             if known.request == number:
-                known.healthy = not self.node.build(each, Level.POLICY)
+                known.healthy = not self.node.build(each, RegenerationLevel.POLICY)
                 assert known.healthy == (not refuse)
                 if refuse != "fill":  # then its map has it, whatever else went wrong
                     known.enforced = self.enforced

@@ -11,7 +11,7 @@ from cells.endpoint import (
     Endpoint,
     EndpointMaps,
     Endpoints,
-    Level,
+    RegenerationLevel,
     RegenerationRecovery,
     Regenerations,
     State,
@@ -57,7 +57,7 @@ def messages(node: Node, endpoint_id: int) -> list[str]:
 async def test_an_endpoint_waits_and_is_built_in_its_turn(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
     made = [node.create(request(number)) for number in (1, 2)]
-    asked = [queue.request(each.id, Level.DATAPATH, "a reason") for each in reversed(made)]
+    asked = [queue.request(each.id, RegenerationLevel.DATAPATH, "a reason") for each in reversed(made)]
     assert queue.waiting == (2, 1)
     assert [each.state for each in node.endpoints.all()] == [State.WAITING_TO_REGENERATE] * 2
     assert [await each.result() for each in asked] == ["", ""]
@@ -71,9 +71,9 @@ async def test_waiting_regenerations_merge_with_all_reasons_and_the_higher_level
 ) -> None:
     queue = hive.get(Regenerations)
     node.create(request(1))
-    one = queue.request(1, Level.POLICY, "one")
-    assert queue.request(1, Level.DATAPATH, "two") is one
-    assert queue.request(1, Level.POLICY, "one") is one
+    one = queue.request(1, RegenerationLevel.POLICY, "one")
+    assert queue.request(1, RegenerationLevel.DATAPATH, "two") is one
+    assert queue.request(1, RegenerationLevel.POLICY, "one") is one
     assert await one.result() == ""
     assert node.kernel.attached == [101, 101], "the level of policy alone attaches nothing"
     assert "Successfully regenerated endpoint program (Reason: one, two)" in messages(node, 1)
@@ -81,14 +81,14 @@ async def test_waiting_regenerations_merge_with_all_reasons_and_the_higher_level
 
 async def test_policy_alone_leaves_the_program_as_it_is(node: Node, hive: Hive) -> None:
     node.create(request(1))
-    assert await hive.get(Regenerations).request(1, Level.POLICY, "policy").result() == ""
+    assert await hive.get(Regenerations).request(1, RegenerationLevel.POLICY, "policy").result() == ""
     assert node.kernel.attached == [101]
 
 
 async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) -> None:
     node.create(request(1))
     node.kernel.refuse = "put_lxc"
-    assert await hive.get(Regenerations).request(1, Level.DATAPATH, "a reason").result() != ""
+    assert await hive.get(Regenerations).request(1, RegenerationLevel.DATAPATH, "a reason").result() != ""
     tries = node.endpoints.builds.failed
     await eventually(lambda: node.endpoints.builds.failed >= tries + 2)
     (failing,) = hive.get(Controllers).of("endpoint-1")
@@ -117,7 +117,7 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
         put(endpoint, any_source=any_source)
 
     monkeypatch.setattr(node.kernel, "put_config", crash)
-    asked = [queue.request(number, Level.POLICY, "policy") for number in (1, 2)]
+    asked = [queue.request(number, RegenerationLevel.POLICY, "policy") for number in (1, 2)]
     with anyio.fail_after(30):
         assert [await each.result() for each in asked] == ["an unforeseen fault", ""]
         (endpoint,) = (each for each in node.endpoints.all() if each.id == 1)
@@ -130,20 +130,23 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
 async def test_a_queued_regeneration_of_a_deleted_endpoint_returns_an_error(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
     endpoint = node.create(request(1))
-    waiting = queue.request(1, Level.DATAPATH, "a reason")
+    waiting = queue.request(1, RegenerationLevel.DATAPATH, "a reason")
     node.endpoints.delete(endpoint)
     node.kernel.pool = [1]
     node.create(request(2))
     steps = len(node.kernel.steps)
     assert await waiting.result() == "the endpoint no longer exists"
     assert len(node.kernel.steps) == steps, "the endpoint that has the number now is not built in its stead"
-    assert await queue.request(77, Level.DATAPATH, "nobody").result() == "the endpoint no longer exists"
+    assert (
+        await queue.request(77, RegenerationLevel.DATAPATH, "nobody").result()
+        == "the endpoint no longer exists"
+    )
 
 
 async def test_others_get_their_turn_between_builds(node: Node, hive: Hive) -> None:
     node.kernel.pool = list(range(1, 60))
     made = [node.create(request(number)) for number in range(1, 50)]
-    asked = [hive.get(Regenerations).request(each.id, Level.POLICY, "policy") for each in made]
+    asked = [hive.get(Regenerations).request(each.id, RegenerationLevel.POLICY, "policy") for each in made]
     turns = 0
     while hive.get(Regenerations).waiting:
         await anyio.lowlevel.checkpoint()

@@ -17,7 +17,7 @@ from cells.endpoint import (
     EndpointChanges,
     EndpointError,
     Endpoints,
-    Level,
+    RegenerationLevel,
     RegenerationRecovery,
     Regenerations,
     State,
@@ -169,7 +169,10 @@ async def test_a_change_of_the_node_does_not_wait_for_an_endpoint_that_waits(
     node: Node, cluster: SlowAllocator, hive: Hive
 ) -> None:
     new = node.endpoints.begin(request(1))
-    assert await hive.get(Regenerations).request(new.endpoint.id, Level.POLICY, "a reason").result() == ""
+    assert (
+        await hive.get(Regenerations).request(new.endpoint.id, RegenerationLevel.POLICY, "a reason").result()
+        == ""
+    )
     assert len(log(node, new.endpoint.id)) == 1
 
 

@@ -15,17 +15,17 @@ from cells.hubble.parser.l7 import (
     KafkaRecord,
     L7Parser,
     OtherRecord,
-    Party7,
     Redaction,
+    RequestParty,
 )
 from tests.unit.hubble.recordings import recorded
 from tests.unit.hubble.stamped import ORIGIN, STAMP
 from tests.unit.hubble.worlds import world
 
 
-def _party(row: dict[str, Any], version: int) -> Party7:
+def _party(row: dict[str, Any], version: int) -> RequestParty:
     address = row.get("ipv4" if version == 4 else "ipv6", "")
-    return Party7(address, row["port"], row["id"], row["identity"], tuple(row.get("labels") or ()))
+    return RequestParty(address, row["port"], row["id"], row["identity"], tuple(row.get("labels") or ()))
 
 
 def _record(row: dict[str, Any]) -> AccessLogRecord:

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.policy.control.objects import Followed
+from cells.policy.control.objects import ProcessedChanges
 from lifecycle import Table
 
 pytestmark = pytest.mark.anyio
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 async def test_all_waiters_are_woken() -> None:
     table: Table[str, str] = Table("rows", key=lambda row: row)
     complete = table.initializer()
-    followed = Followed(table)
+    followed = ProcessedChanges(table)
     woken: list[int] = []
 
     async def wait(number: int) -> None:
@@ -45,7 +45,7 @@ async def test_all_waiters_are_woken() -> None:
 
 async def test_a_deletion_is_not_lost_when_the_work_fails() -> None:
     table: Table[str, str] = Table("rows", key=lambda row: row)
-    followed = Followed(table)
+    followed = ProcessedChanges(table)
     with table.txn() as txn:
         txn.put("stays")
         txn.put("goes")

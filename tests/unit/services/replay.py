@@ -194,7 +194,7 @@ class Run:
             case "api-put-service":
                 self.results.append(self._put(event["body"]))
             case "api-delete-service":
-                self.results.append(self._delete_by_hand(event["id"]))
+                self.results.append(self._delete_manually(event["id"]))
             case "http-get":
                 self.results.append(self._answer(event))
             case "k8s-synced":
@@ -245,7 +245,7 @@ class Run:
             return {"status": error.status, "body": json.dumps(error.text)}
         return {"status": 201 if created else 200, "body": ""}
 
-    def _delete_by_hand(self, number: int) -> Json:
+    def _delete_manually(self, number: int) -> Json:
         found = next((one.key for one in self._reported() if one.id == number), None)
         if found is None:
             return {"status": 404, "body": ""}

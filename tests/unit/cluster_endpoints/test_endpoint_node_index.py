@@ -13,9 +13,9 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import (
     INTERNAL_IP,
     AddressHolders,
-    ChangedPlaces,
+    ChangedNodeAddresses,
     ClusterNode,
-    EndpointPlaces,
+    EndpointNodeIndex,
     NodeIP,
     is_at,
 )
@@ -60,7 +60,7 @@ NODES = st.builds(node, st.sampled_from("abc"), st.lists(ADDRESSES, max_size=2),
 def test_all_endpoints_that_a_node_concerns_are_around_it(
     changes: Iterable[SlimEndpoint | int], changed: ClusterNode
 ) -> None:
-    places, present = EndpointPlaces(), dict[tuple[str, str], SlimEndpoint]()
+    places, present = EndpointNodeIndex(), dict[tuple[str, str], SlimEndpoint]()
     for change in changes:
         key = ("shop", f"web-{change}") if isinstance(change, int) else change.key
         if (old := present.pop(key, None)) is not None:
@@ -68,7 +68,7 @@ def test_all_endpoints_that_a_node_concerns_are_around_it(
         if not isinstance(change, int):
             present[key] = change
             places.add(change)
-    concerned = {key for key, one in present.items() if is_at(ChangedPlaces([changed]), one)}
+    concerned = {key for key, one in present.items() if is_at(ChangedNodeAddresses([changed]), one)}
     mine = {each.ip for each in changed.addresses}
     assert concerned == {
         key
@@ -81,7 +81,7 @@ def test_all_endpoints_that_a_node_concerns_are_around_it(
 
 @pytest.mark.parametrize("nodes", [20, 200])
 def test_around_a_node_are_its_pods_whatever_the_size_of_the_cluster(nodes: int) -> None:
-    places = EndpointPlaces()
+    places = EndpointNodeIndex()
     for at in range(nodes):
         for number in range(20):
             ip = str(IPv4Address("10.0.0.10") + 256 * at + number)
