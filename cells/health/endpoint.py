@@ -215,8 +215,8 @@ def _open_sockets(families: Sequence[Family], port: int) -> _NamespaceSockets:
         listeners = []
         for family in families:
             kinds = {Family.IPV4: (socket.AF_INET, "0.0.0.0"), Family.IPV6: (socket.AF_INET6, "::")}
-            number, everywhere = kinds[family]
-            listeners.append(undo.enter_context(socket.create_server((everywhere, port), family=number)))
+            number, any_address = kinds[family]
+            listeners.append(undo.enter_context(socket.create_server((any_address, port), family=number)))
         found = _NamespaceSockets(namespace, requests, changes, tuple(listeners))
         undo.pop_all()
         return found

@@ -137,8 +137,8 @@ _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0")
 def _routes(ifindex: int, gateway: IPv4Address | IPv6Address, mtu: int) -> tuple[Request, Request]:
     """Return the on-link route to the gateway and the default route through it; the same for most pods."""
     itself = IPv4Network(gateway) if isinstance(gateway, IPv4Address) else IPv6Network(gateway)
-    everywhere = _EVERYWHERE[gateway.version]
-    return m.add_route(ifindex, itself), m.add_route(ifindex, everywhere, via=gateway, mtu=mtu)
+    default_network = _EVERYWHERE[gateway.version]
+    return m.add_route(ifindex, itself), m.add_route(ifindex, default_network, via=gateway, mtu=mtu)
 
 
 class PodLink:

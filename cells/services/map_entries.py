@@ -463,9 +463,9 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
     frontends: list[RestoredFrontend] = []
     stray: list[MapKey] = []
     for family in families:
-        of_family, strays = _frontends(maps, family, backends, ranges)
+        of_family, without_frontend = _frontends(maps, family, backends, ranges)
         frontends += of_family
-        stray += strays
+        stray += without_frontend
     return Restored(frontends, stray, backends, zones, ranges, _affinity(maps))
 
 

@@ -100,17 +100,17 @@ class Events:
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Iterate over all events from now on, without end; a very slow reader loses the oldest."""
         remembered: deque[Event] = deque(maxlen=REMEMBERED)
-        came = asyncio.Event()
+        arrived = asyncio.Event()
 
         def keep(event: Event) -> None:
             remembered.append(event)
-            came.set()
+            arrived.set()
 
         unsubscribe = self.subscribe(keep)
         try:
             while True:
-                await came.wait()
-                came.clear()
+                await arrived.wait()
+                arrived.clear()
                 while remembered:
                     yield remembered.popleft()
         finally:

@@ -289,6 +289,25 @@ def test_names_are_words_that_one_would_search_for() -> None:
     assert len(private) <= PRIVATE_NAMES_LEFT, "\n".join(private)
 
 
+_RIDDLES = (
+    "ask_the_cells awaits_rules be_built beats belongings bury came clear_away crowded date_back disturbable "
+    "either everywhere from_the_future furnish go_on grafted heal held_up_by lasting_maps misfit "
+    "nothing_left poke put_in remove_stray short_ago stand_for stand_in stands_for stranger strays take_out "
+    "thrown_away towards_nodes trouble trouble_logged undisturbed unfit unhold unlearn unlike "
+    "until_it_fails worlds "
+    "Belongings Contested Nearby Shortage Story Stretches Suspects Talk Turns Wave"
+)
+RIDDLES = frozenset(_RIDDLES.split())
+"""Whole identifiers that a reader of a call cannot understand without their definition."""
+
+
+def test_names_are_no_riddles() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}" for _, path in MODULES for name in facts(path).written & RIDDLES
+    }
+    assert found == set()
+
+
 def test_texts_for_users_are_plain() -> None:
     private = [
         f"{path.relative_to(ROOT)}: {text[:80]!r}"

@@ -149,17 +149,17 @@ async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
 
     Nodes of remote clusters may be late.
     """
-    async with anyio.create_task_group() as either:
+    async with anyio.create_task_group() as group:
 
         async def all_known() -> None:
             await nodes.wait_initialized()
-            either.cancel_scope.cancel()
+            group.cancel_scope.cancel()
 
-        either.start_soon(all_known)
+        group.start_soon(all_known)
         async for changes in nodes.changes():
             if any(change.row is not None and change.row.local for change in changes):
                 break
-        either.cancel_scope.cancel()
+        group.cancel_scope.cancel()
 
 
 # Where nodes are, for addresses of their pods.

@@ -331,10 +331,10 @@ def listen(setting: str, address: ListenAddress) -> socket.socket:
     Raises HiveError, one line that names the setting.
     """
     host, port = address
-    everywhere = host in {"", "::"} and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
+    dual_stack = host in {"", "::"} and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack or ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=everywhere)
+        return socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise HiveError(

@@ -382,9 +382,9 @@ class DirectionPolicy:
             previous._localhost,
         ):
             return None
-        either = self._entries.keys() | previous._entries.keys()
+        peers = self._entries.keys() | previous._entries.keys()
         return self._selected(
-            peer for peer in either if self._entries.get(peer) != previous._entries.get(peer)
+            peer for peer in peers if self._entries.get(peer) != previous._entries.get(peer)
         )
 
     def _selected(self, peers: Iterable[PeerSelector]) -> set[int]:

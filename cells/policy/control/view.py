@@ -119,8 +119,8 @@ def _selector_class(selector: PeerSelector) -> str:
         return "fqdn"
     if selector.has_key(CLUSTER, "k8s"):
         return "cluster"
-    worlds = {"world", "world-ipv4", "world-ipv6"}
-    reserved = any(one.source == "reserved" and one.key in worlds for one in selector.requirements)
+    world_keys = {"world", "world-ipv4", "world-ipv6"}
+    reserved = any(one.source == "reserved" and one.key in world_keys for one in selector.requirements)
     return "world" if reserved else "other"
 
 

@@ -141,9 +141,13 @@ def _reached(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iter
 def policies_text(policies: list[dict[str, Any]]) -> str:
     """Return how many policies are in force as written, and how many are not."""
     refused = sum(1 for one in policies if one["refused"])
-    unlike = sum(1 for one in policies if not one["refused"] and (not one["valid"] or one.get("unenforced")))
-    text = f"{len(policies) - refused - unlike} in force"
-    wrong = [f"{refused} refused"] * bool(refused) + [f"{unlike} not enforced as written"] * bool(unlike)
+    unenforced = sum(
+        1 for one in policies if not one["refused"] and (not one["valid"] or one.get("unenforced"))
+    )
+    text = f"{len(policies) - refused - unenforced} in force"
+    wrong = [f"{refused} refused"] * bool(refused) + [f"{unenforced} not enforced as written"] * bool(
+        unenforced
+    )
     if wrong:
         text += click.style(f", {', '.join(wrong)} (hive policy list --refused)", fg=BAD)
     return text

@@ -341,8 +341,8 @@ class Printer:
         return text
 
     def _node_status(self, response: GetFlowsResponse, status: NodeStatusEvent) -> None:
-        trouble = status.state_change in {NodeState.NODE_ERROR, NodeState.NODE_UNAVAILABLE}
-        if not self._debug and not trouble:
+        failed = status.state_change in {NodeState.NODE_ERROR, NodeState.NODE_UNAVAILABLE}
+        if not self._debug and not failed:
             return
         names = _cut_off(status.node_names)
         when = self._time(response.time)

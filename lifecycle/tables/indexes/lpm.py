@@ -93,11 +93,11 @@ class LPMIndex(OrderedKeys[Key, Row]):
     def __contains__(self, value: Hashable) -> bool:
         return super().__contains__(self._value(value))
 
-    def _note(self, came: Iterable[Value], went: Iterable[Value]) -> None:
-        for version, _, length in came:
+    def _note(self, added: Iterable[Value], removed: Iterable[Value]) -> None:
+        for version, _, length in added:
             counts = self._counts[version]
             counts[length] = counts.get(length, 0) + 1
-        for version, _, length in went:
+        for version, _, length in removed:
             counts = self._counts[version]
             counts[length] -= 1
             if not counts[length]:

@@ -59,13 +59,13 @@ class OrderedKeys(Index[Key, Row]):
         """Apply the plan."""
         before = {value for key in plan for value in self._of.get(key, ())}
         super().apply(plan)
-        went = before.difference(self._keys)
-        for value in went:
+        removed = before.difference(self._keys)
+        for value in removed:
             self._order.remove(value)
-        came, self._reserved = self._reserved, []
-        self._note(came, went)
+        added, self._reserved = self._reserved, []
+        self._note(added, removed)
 
-    def _note(self, came: Iterable[Any], went: Iterable[Any]) -> None:
+    def _note(self, added: Iterable[Any], removed: Iterable[Any]) -> None:
         """Add the first values, remove the others."""
 
     def _rows_with(self, values: Iterator[Any]) -> list[Row]:

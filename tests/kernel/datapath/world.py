@@ -207,7 +207,7 @@ class World:
     def allow(
         self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, without_epochs: bool = False
     ) -> None:
-        """Set the pod's whole policy; ``without_epochs``: without those that the agent writes."""
+        """Set the pod's whole policy; with ``without_epochs`` no epoch is advanced."""
         self._write_policy(pod, policy)
         if not without_epochs:
             self.bump(pod.id)
