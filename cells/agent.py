@@ -70,7 +70,7 @@ from cells.proxy import envoy
 from cells.remote import endpoints, shared
 from cells.services import announcements as l2_announcements
 from cells.services import control as services
-from cells.services import health_checks, outside, redirect_skips, sockets
+from cells.services import health_checks, node_ports, redirect_skips, sockets
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import Settings, after, module, provide
 from lifecycle import config as settings_of
@@ -164,7 +164,7 @@ agent = module(
     proxy_statistics.cell,
     services.cell,
     sockets.cell,
-    outside.cell,
+    node_ports.cell,
     health_checks.cell,
     redirect_skips.cell,
     l2_announcements.cell,

@@ -17,11 +17,13 @@ from lifecycle.injection.cycles import order
 from lifecycle.injection.fakes import value_mismatches
 from lifecycle.injection.profile import Profile, Step
 from lifecycle.injection.resolve import Resolution
-from lifecycle.process.absent import absent
+from lifecycle.process.blocked_imports import imports_blocked
 from lifecycle.settings.options import Group, Settings
 
-# "pydantic_core", not "pydantic": the library is compiled, see absent()
-with absent("yaml", "pydantic_core", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
+# "pydantic_core", not "pydantic": the library is compiled, see imports_blocked()
+with imports_blocked(
+    "yaml", "pydantic_core", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"
+):
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Callable as CallableProvider
     from dependency_injector.providers import List, Object, Provider, Singleton

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lifecycle.process.absent import absent
+from lifecycle.process.blocked_imports import imports_blocked
 
-with absent("rich"):
+with imports_blocked("rich"):
     from structlog.processors import format_exc_info
 
 __all__ = ["render_logfmt"]

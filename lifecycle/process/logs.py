@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Literal, TextIO, cast
 
 from lifecycle.hints.keys import set_alias
-from lifecycle.process.absent import absent
+from lifecycle.process.blocked_imports import imports_blocked
 from lifecycle.process.logfmt import render_logfmt
 
-with absent("rich", "colorama", "better_exceptions"):
+with imports_blocked("rich", "colorama", "better_exceptions"):
     import structlog
 
 __all__ = [

@@ -42,7 +42,7 @@ from cells.observe.monitor import Monitor
 from cells.policy.control import HTTPProxyPorts, HTTPRedirect
 from cells.proxy.envoy import EnvoyProgram
 from cells.services import LoadBalancerOptions
-from cells.services.outside import NodePorts
+from cells.services.node_ports import NodePorts
 from cells.services.sockets import SocketLB
 from lifecycle import Member, Table
 

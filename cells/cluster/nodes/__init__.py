@@ -17,7 +17,7 @@ import msgspec
 
 from cells.base.addresses import Family
 from cells.base.metrics import Collector, FeatureValue, MetricFamily, counter, features, gauge
-from cells.cluster.nodes.guard import CLAIMS, NodeGrants, RefusedClaims, claim_events, claims_of
+from cells.cluster.nodes.claim_validation import CLAIMS, NodeGrants, RefusedClaims, claim_events, claims_of
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode

@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPNetwork
-from cells.cluster.nodes.guard import impossible_range
+from cells.cluster.nodes.claim_validation import impossible_range
 from cells.cluster.nodes.parse import (
     DECIDED_IN_CILIUM_NODES,
     NodeFault,

@@ -10,8 +10,7 @@ Why: pods communicate while no agent runs; a restart must not affect them.
 
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
-from cells.endpoint.restore.clear import StaleStateCleanup
-from cells.endpoint.restore.edges import (
+from cells.endpoint.restore.interfaces import (
     KernelLinkEvents,
     KernelStaleMaps,
     LinkEvents,
@@ -21,8 +20,9 @@ from cells.endpoint.restore.edges import (
     RestoreLinks,
     StaleMaps,
 )
-from cells.endpoint.restore.exposed import ExposedEndpoints, QuarantinedEndpoints, RegeneratedEndpoints
+from cells.endpoint.restore.regeneration import ExposedEndpoints, QuarantinedEndpoints, RegeneratedEndpoints
 from cells.endpoint.restore.restored import EndpointClaims, OldEndpoints, RestoredEndpoints
+from cells.endpoint.restore.stale_state import StaleStateCleanup
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.netlink.links import HostLinks

@@ -31,8 +31,8 @@ from cells.endpoint import (
     resource_of,
     restored_claims,
 )
-from cells.endpoint.restore.clear import RetainedState, StaleStateCleanup, alias_owner, validation_error
-from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.interfaces import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.stale_state import RetainedState, StaleStateCleanup, alias_owner, validation_error
 from cells.netlink.rows import LinkInfo
 from cells.node.ipam.ranges import IpamError
 from cells.policy.maps import EndpointPolicies

@@ -24,7 +24,7 @@ from cells.base.metrics import Collector, MetricFamily, counter
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
-from cells.observe.events.proxied import (
+from cells.observe.events.access_log import (
     LookupRecord,
     Party,
     RequestRecord,

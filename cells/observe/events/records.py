@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cells.observe.events import gob
-from cells.observe.events.proxied import REQUEST, LookupRecord, RequestRecord, read_lookup, read_request
+from cells.observe.events.access_log import REQUEST, LookupRecord, RequestRecord, read_lookup, read_request
 
 DROP: Final = 1
 TRACE: Final = 4

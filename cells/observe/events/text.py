@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cells.observe.events.proxied import NAMES, LookupRecord, Party, RequestRecord
+from cells.observe.events.access_log import NAMES, LookupRecord, Party, RequestRecord
 from cells.observe.events.records import (
     AgentNotification,
     Drop,

@@ -69,7 +69,7 @@ from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import RefusedAddress, frontends
 from cells.services.model.frontends import is_headless, visible_in_cluster
-from cells.services.outside import ForwardingSettings, NodePortMode, NodePorts
+from cells.services.node_ports import ForwardingSettings, NodePortMode, NodePorts
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Jobs,

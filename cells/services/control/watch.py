@@ -58,7 +58,7 @@ from cells.services.model.claims import (
 )
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy, read_redirect
-from cells.services.outside import IPAddress, NodePortAddress
+from cells.services.node_ports import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
 from lifecycle.jobs import TimeSlice, collector_paused
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from hive.init import traces
+from hive.init import node_state
 
 NAMED = 5
 """Maximum number of links that a warning names."""
@@ -85,7 +85,7 @@ def command(
     steps = [*link_steps(), *bpf_steps(paths), *state_steps(paths)] if everything else bpf_steps(paths)
     question = "Its pods lose their network. Go on?"
     if not everything:
-        pods = traces.pod_links()
+        pods = node_state.pod_links()
         if pods:
             warn_of_open_pods(pods)
         question = "Go on?"
@@ -125,7 +125,7 @@ def run_step(title: str, remove: Callable[[], list[str]]) -> None:
     """Run a step, and print its result."""
     try:
         removed = remove()
-    except traces.NotRemovedError as error:
+    except node_state.NotRemovedError as error:
         click.echo(f"Error: {title}: {error}", err=True)
         removed = error.removed
     except OSError as error:
@@ -137,17 +137,17 @@ def run_step(title: str, remove: Callable[[], list[str]]) -> None:
 
 def link_steps() -> list[Step]:
     """Remove links. This precedes programs: a pod's link without a program would bypass its policy."""
-    return [("links lxc* and cilium_*, with their routes", traces.remove_links)]
+    return [("links lxc* and cilium_*, with their routes", node_state.remove_links)]
 
 
 def bpf_steps(paths: StatePaths) -> list[Step]:
     """Remove programs, then maps, so that no program runs with missing maps."""
     return [
-        ("programs on interfaces", traces.detach_programs),
-        (f"pinned programs in {paths.bpf_root}", partial(traces.remove_tree, paths.bpf_root / "cilium")),
+        ("programs on interfaces", node_state.detach_programs),
+        (f"pinned programs in {paths.bpf_root}", partial(node_state.remove_tree, paths.bpf_root / "cilium")),
         (
             f"pinned maps in {paths.bpf_root}",
-            partial(traces.remove_pins, paths.bpf_root / "tc" / "globals"),
+            partial(node_state.remove_pins, paths.bpf_root / "tc" / "globals"),
         ),
     ]
 
@@ -157,14 +157,14 @@ def state_steps(paths: StatePaths) -> list[Step]:
     return [
         ("Envoy, which reads requests", partial(_end_envoy, paths.state_dir)),
         ("gobgpd, which announces routes", partial(_end_speakers, paths.state_dir)),
-        ("rules for packets to the DNS proxy", traces.remove_rules),
-        ("network namespaces cilium-*", traces.remove_namespaces),
-        (f"cgroup v2 on {paths.cgroup_root}", partial(traces.unmount, paths.cgroup_root)),
-        (f"the state directory {paths.state_dir}", partial(traces.remove_tree, paths.state_dir)),
-        (f"the library directory {paths.lib_dir}", partial(traces.remove_tree, paths.lib_dir)),
+        ("rules for packets to the DNS proxy", node_state.remove_rules),
+        ("network namespaces cilium-*", node_state.remove_namespaces),
+        (f"cgroup v2 on {paths.cgroup_root}", partial(node_state.unmount, paths.cgroup_root)),
+        (f"the state directory {paths.state_dir}", partial(node_state.remove_tree, paths.state_dir)),
+        (f"the library directory {paths.lib_dir}", partial(node_state.remove_tree, paths.lib_dir)),
         (
             f"CNI configuration in {paths.cni_conf_dir}",
-            partial(traces.remove_cni_configuration, paths.cni_conf_dir, paths.cni_conf_file),
+            partial(node_state.remove_cni_configuration, paths.cni_conf_dir, paths.cni_conf_file),
         ),
     ]
 

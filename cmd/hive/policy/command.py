@@ -233,10 +233,10 @@ def _ask_cluster(
     kubeconfig: Path | None, context: str, namespace: str, timeout: float, query: Mapping[str, str]
 ) -> Any:
     from hive.agents import AgentError, Agents, ask_agents
-    from hive.policy.everywhere import explain_everywhere
+    from hive.policy.all_nodes import explain_on_all_nodes
 
     async def explained(agents: Agents) -> Any:
-        return _as_object(await explain_everywhere(agents, query))
+        return _as_object(await explain_on_all_nodes(agents, query))
 
     try:
         return ask_agents(kubeconfig, context, namespace, timeout, explained)

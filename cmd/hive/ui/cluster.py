@@ -13,7 +13,7 @@ import msgspec
 
 from cells.kubernetes.client.errors import KubernetesError
 from hive.agents import AgentError, Agents, Answer
-from hive.policy.everywhere import explain_everywhere
+from hive.policy.all_nodes import explain_on_all_nodes
 from hive.ui.flows import merged_flows
 
 MOST_ENDS: Final = 120
@@ -55,7 +55,7 @@ class ClusterAnswers:
         return {**merge(answers), "problems": problems, "answering": len(answers)}
 
     async def _explain(self, query: Mapping[str, str]) -> Any:
-        return msgspec.to_builtins(await explain_everywhere(self._agents, query))
+        return msgspec.to_builtins(await explain_on_all_nodes(self._agents, query))
 
     async def _nodes(self, query: Mapping[str, str]) -> Any:
         answers, problems = await self._agents.ask_all("nodes", query)

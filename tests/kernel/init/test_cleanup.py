@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from cells.datapath.build import find_clang
 from cells.maps.bpf import pin
 from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
-from hive.init import traces
+from hive.init import node_state
 from hive.init.cleanup import command
 from hive.main import cli
 
@@ -152,7 +152,7 @@ def test_one_step_that_fails_does_not_stop_the_next(
     def refuse(directory: Path) -> list[str]:
         raise OSError(16, f"busy: {directory}")
 
-    monkeypatch.setattr(traces, "remove_pins", refuse)
+    monkeypatch.setattr(node_state, "remove_pins", refuse)
     result = CliRunner().invoke(command, ["-f", *places], catch_exceptions=False)
     assert result.exit_code == 0
     assert result.stderr.startswith("Error: pinned maps in /sys/fs/bpf: ")

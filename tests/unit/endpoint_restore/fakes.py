@@ -32,8 +32,8 @@ from cells.endpoint.restore import (
     RestoreLinks,
     StaleMaps,
 )
-from cells.endpoint.restore.clear import StaleStateCleanup
 from cells.endpoint.restore.restored import EndpointClaims
+from cells.endpoint.restore.stale_state import StaleStateCleanup
 from cells.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies, RealizedPolicy
 from lifecycle import Cell, Hive, HiveError, Table, invoke, module, provide, supply

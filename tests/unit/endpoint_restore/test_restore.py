@@ -460,7 +460,7 @@ async def test_an_empty_node_restores_to_nothing(left: Left) -> None:
 async def test_pods_keep_their_policies_until_rules_and_remote_clusters_are_known(
     known: Any, left: Left, endpoints: list[Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.endpoint.restore.exposed.RULES_SECONDS", 0.02)
+    monkeypatch.setattr("cells.endpoint.restore.regeneration.RULES_SECONDS", 0.02)
     left.running(endpoints[0])
     rules = LateRules()
     async with left.hive(supply(rules, known)).started() as hive:

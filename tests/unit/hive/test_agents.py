@@ -17,7 +17,7 @@ import pytest
 
 from cells.policy.explain import ExplainedConnection
 from hive.agents import COMMAND, _packed
-from hive.policy.everywhere import merged
+from hive.policy.all_nodes import merged
 from hive.ui.cluster import merged_matrix
 from hive.ui.flows import STEPS, merged_flows
 from lifecycle.testing import eventually

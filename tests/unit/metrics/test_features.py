@@ -33,7 +33,7 @@ from cells.remote.endpoints import endpoint_features
 from cells.services import LoadBalancerOptions
 from cells.services.announcements import announcement_features
 from cells.services.control import balancer_features
-from cells.services.outside import ForwardingSettings, NodePortMode, node_port_features
+from cells.services.node_ports import ForwardingSettings, NodePortMode, node_port_features
 from cells.tunnel.settings import PodTunnel
 from lifecycle import Cell, Hive, Member, Sources, Table, config, module, provide, supply
 from tests.support.ports import free_port

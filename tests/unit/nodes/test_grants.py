@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.cluster.ipcache.rows import Source
-from cells.cluster.nodes import guard
-from cells.cluster.nodes.guard import CLAIMS, NodeGrants, claims_of, without_refused_claims
+from cells.cluster.nodes import claim_validation
+from cells.cluster.nodes.claim_validation import CLAIMS, NodeGrants, claims_of, without_refused_claims
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import ReadTable, Table
@@ -110,7 +110,7 @@ def test_a_changed_node_costs_one_node_whatever_the_size_of_the_cluster(
         looked_at.append(len(nodes))
         return without_refused_claims(nodes, devices, name)
 
-    monkeypatch.setattr(guard, "without_refused_claims", counted)
+    monkeypatch.setattr(claim_validation, "without_refused_claims", counted)
     claims = Claims()
     members = [
         node(one, IPv4Network((int(BASE) + 256 * one, 24)), at=100_000 + one, router=256 * one + 1)

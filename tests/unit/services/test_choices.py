@@ -23,7 +23,7 @@ from cells.services import (
 )
 from cells.services.model.claims import unserved_of
 from cells.services.model.frontends import NODE_SELECTOR, faults_of, frontends_of, may_differ
-from cells.services.outside import ForwardingSettings, NodePortMode
+from cells.services.node_ports import ForwardingSettings, NodePortMode
 from cells.tunnel.settings import PodTunnel
 from tests.support.catalog import LoneCatalog
 from tests.unit.fuzz.inputs import bounded

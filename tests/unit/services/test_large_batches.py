@@ -15,7 +15,7 @@ from cells.kubernetes.resources import INDEXES
 from cells.services import LoadBalancerOptions
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.model.claims import frontends
-from cells.services.outside import IPAddress, NodePortAddress
+from cells.services.node_ports import IPAddress, NodePortAddress
 from lifecycle import Table
 from lifecycle.testing import eventually
 

@@ -1,6 +1,6 @@
 """Detects netfilter rules of other programs in this network namespace, without changing them.
 
-``outside`` logs them at start-up.
+The cell logs them at start-up.
 
 Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel
 include/uapi/linux/netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).

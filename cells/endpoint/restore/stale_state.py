@@ -16,7 +16,7 @@ from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import Prefix
 from cells.endpoint import Endpoint, IPAddress, StateFiles
-from cells.endpoint.restore.edges import LxcRow, RestoreLinks, StaleMaps
+from cells.endpoint.restore.interfaces import LxcRow, RestoreLinks, StaleMaps
 from cells.maps.records.cluster import IpcacheValue
 from cells.netlink.rows import LinkInfo
 from lifecycle import HiveError, Logger

@@ -128,7 +128,7 @@ REMOVED: Final = (
 
 
 class KernelLinkEvents:
-    """Implements :class:`~cells.endpoint.restore.edges.LinkEvents` by rtnetlink."""
+    """Implements :class:`~cells.endpoint.restore.interfaces.LinkEvents` by rtnetlink."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
         """Subscribe without parsing messages, as links are listed again.
@@ -144,7 +144,7 @@ _ifindex: Final = struct.Struct("<I")
 
 
 class KernelStaleMaps:
-    """Implements :class:`~cells.endpoint.restore.edges.StaleMaps` by the node's maps."""
+    """Implements :class:`~cells.endpoint.restore.interfaces.StaleMaps` by the node's maps."""
 
     def __init__(self, maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> None:
         self._maps = maps

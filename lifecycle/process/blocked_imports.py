@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
-__all__ = ["absent"]
+__all__ = ["imports_blocked"]
 
 
 @contextmanager
-def absent(*modules: str) -> Iterator[None]:
+def imports_blocked(*modules: str) -> Iterator[None]:
     """A block in which importing these modules fails as if they were not installed; imported ones stay.
 
     For Python's import statement, None in sys.modules means "not there". Compiled code that uses a plain

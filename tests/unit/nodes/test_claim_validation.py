@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cells.base.addresses import IPNetwork
 from cells.cluster.ipcache.rows import Source
-from cells.cluster.nodes import guard
-from cells.cluster.nodes.guard import RefusedClaims, without_refused_claims
+from cells.cluster.nodes import claim_validation
+from cells.cluster.nodes.claim_validation import RefusedClaims, without_refused_claims
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import Hive, ReadTable, Table, invoke, module, provide, supply
@@ -254,13 +254,13 @@ async def test_refused_claims_are_logged_and_in_health_until_withdrawn() -> None
 
 def test_a_node_more_has_no_range_of_the_others_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
-    impossible_range = guard.impossible_range
+    impossible_range = claim_validation.impossible_range
 
     def counted(cidr: IPNetwork) -> str:
         checked.append(str(cidr))
         return impossible_range(cidr)
 
-    monkeypatch.setattr(guard, "impossible_range", counted)
+    monkeypatch.setattr(claim_validation, "impossible_range", counted)
     nodes = [node(number, f"10.7.{number}.0/24") for number in range(10, 100)]
     assert not any(one.refused for one in found(*nodes).values())
     checked.clear()

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from cells.endpoint import EndpointMaps, Endpoints, RegenerationLevel, Regenerations, StateFiles
-from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreLinks, StaleMaps
+from cells.endpoint.restore.interfaces import LinkEvents, PreviousAgent, RestoreLinks, StaleMaps
 from cells.endpoint.restore.restored import EndpointClaims, QuarantinedEndpoint, RestoredEndpoints
 from cells.node.ipam.ranges import IpamError
 from cells.policy.maps import KnownRemoteClusters, KnownRules, RealizedPolicy

@@ -10,7 +10,7 @@ import pytest
 from cells.config.shared import ServiceSettings, service_reach
 from cells.node.devices import Device
 from cells.node.sysctl import reserved_ports
-from cells.services.outside import (
+from cells.services.node_ports import (
     ForwardingSettings,
     Selection,
     direct_addresses,

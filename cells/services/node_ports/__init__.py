@@ -40,7 +40,7 @@ from cells.node.addresses import (
 from cells.node.devices import Device, matches, native_uplinks
 from cells.node.sysctl import Sysctls, reserved_ports
 from cells.services import DEFAULT_SEED, Seed
-from cells.services.outside.netfilter import FoundRules, found_rules
+from cells.services.node_ports.netfilter import FoundRules, found_rules
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Derived,

@@ -31,7 +31,7 @@ _PORTS = re.compile(r"(?P<ports>any port|(?P<first>\d+)(-(?P<last>\d+))?)/(?P<pr
 _FAMILY = re.compile(r" by IPv[46]$")
 
 
-async def explain_everywhere(agents: Agents, query: Query) -> Explained:
+async def explain_on_all_nodes(agents: Agents, query: Query) -> Explained:
     """Explain a connection by the agents of both ends' nodes. Raises AgentError, KubernetesError.
 
     ``query``: source, destination, port and protocol, as for /hive/policy/explain. If one side does not
