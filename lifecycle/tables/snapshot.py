@@ -59,7 +59,7 @@ class UndoLog(Generic[Key, Row]):
         return segment
 
     def release(self, segment: _UndoSegment[Key, Row]) -> None:
-        """Drop a segment whose snapshots no longer exist. May be called in any thread."""
+        """Drop a segment without snapshots. May be called in any thread."""
         segment.in_use = False
         if segment.older is not None and segment.older() is not None:
             self._released.append(ref(segment))

@@ -16,7 +16,7 @@ from hive.lab.demo.upgrade import second_build
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import answer, ask, ask_on
+from hive.lab.traffic.requests import answer, send_requests, send_until_stopped
 from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
@@ -70,10 +70,10 @@ def test_services_go_on_while_agents_of_two_builds_take_turns(node: Lab, tmp_pat
                 with listener:
                     children.append(place.start(answer, listener, name))
             for place, target in ((calling, (VIP, PORT)), (outside, (NODE_ADDRESS, NODE_PORT))):
-                eventually(lambda: place.run(ask, target, 40).servers == ["one", "two"])  # noqa: B023
+                eventually(lambda: place.run(send_requests, target, 40).servers == ["one", "two"])  # noqa: B023
             asking = [
-                calling.start(ask_on, (VIP, PORT), 0.002),
-                outside.start(ask_on, (NODE_ADDRESS, NODE_PORT), 0.002),
+                calling.start(send_until_stopped, (VIP, PORT), 0.002),
+                outside.start(send_until_stopped, (NODE_ADDRESS, NODE_PORT), 0.002),
             ]
             children += asking
             for turn in range(TURNS):

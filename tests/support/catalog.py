@@ -51,7 +51,7 @@ class LoneCatalog(ServiceCatalog):
         self._refresh()
 
     def _refresh(self) -> None:
-        for name in self.take_outdated():
+        for name in self.pop_outdated():
             self.refresh(name)
 
     def news(self) -> list[Change[FrontendKey, Frontend]]:

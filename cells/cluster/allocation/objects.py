@@ -118,7 +118,7 @@ class CiliumIdentityAllocator(GlobalAllocator):
                 if failures > 1 or not self._waiting.get(labels):
                     self._log.warning("identity not allocated", labels=labels, error=error)
                 self._set_waiting(labels, error)
-                await self._api.client.reach.pause(RETRY.pause(failures))
+                await self._api.client.reachability.pause(RETRY.pause(failures))
             return known
         finally:
             self._set_waiting(labels, "")

@@ -335,13 +335,9 @@ class XfrmTarget:
         self._actual = {one.key: one for one in found if is_ours(one)}
         planned = self._planned()
         keys = {one.key for one in planned.objects}
-        return {
-            key: one
-            for key, one in self._actual.items()
-            if key in keys or not self._is_retained(one, planned)
-        }
+        return {key: one for key, one in self._actual.items() if key in keys or not self._keeps(one, planned)}
 
-    def _is_retained(self, one: XfrmObject, planned: IpsecPlan) -> bool:
+    def _keeps(self, one: XfrmObject, planned: IpsecPlan) -> bool:
         """Return whether an unplanned object is retained: of a replaced key, or a node without boot ID."""
         if one.mark is None:
             return bool(planned.policies)
@@ -398,7 +394,7 @@ class XfrmTarget:
         found = [
             one
             for key in batch
-            if (one := self._actual.get(key)) is not None and not self._is_retained(one, planned)
+            if (one := self._actual.get(key)) is not None and not self._keeps(one, planned)
         ]
         policies = [one for one in found if isinstance(one, XfrmPolicy)]
         states = [one for one in found if isinstance(one, XfrmState)]

@@ -25,10 +25,10 @@ from cells.policy.maps import EndpointPolicies, KnownRules
 from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy import resources
 from cells.proxy.envoy.access_log import AccessLog, RequestParties
-from cells.proxy.envoy.nftables_rules import TranslatedConnections
 from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import EnvoyError, Process, end_envoy, envoy_files
 from cells.proxy.envoy.resources import EnvoyFiles, EnvoyProgramSettings, EnvoySettings, Resource
+from cells.proxy.envoy.translated import TranslatedConnections
 from lifecycle import Jobs, Member, Table, config, group, invoke, module, provide, provide_private
 
 __all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "cell", "end_envoy"]

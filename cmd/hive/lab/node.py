@@ -187,11 +187,11 @@ def create(lab: Lab, network: LabNetwork | None = None) -> None:
 
 
 def _join(lab: Lab, node: Namespaces, outside: Namespaces, network: LabNetwork) -> None:
-    from hive.lab.cluster.network import plug, uplink
+    from hive.lab.cluster.network import attach_uplink, uplink
 
     place = network.place(int(lab.name.rpartition("-")[2]))
     node.run(uplink, outside.net, place)
-    outside.run(plug, place)
+    outside.run(attach_uplink, place)
     lab.manifests.mkdir()
     (lab.directory / "cluster").write_text(network.name)
 

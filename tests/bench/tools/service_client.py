@@ -62,7 +62,7 @@ async def start(url: str, token: str, count: str) -> dict[str, float]:
             served = hive.get(Table[FrontendKey, ServedFrontend])
             await served.wait_initialized()
             took = {"wall": time.perf_counter() - began, "cpu": time.process_time() - computed}
-            backends = {one.address for row in served.all() for one in row.shown.backends}
+            backends = {one.address for row in served.all() for one in row.in_maps.backends}
             if len(backends) < wanted * BACKENDS:  # the API server has one of its own
                 raise RuntimeError(f"{len(backends)} backends are served, not {wanted * BACKENDS}")
     return took

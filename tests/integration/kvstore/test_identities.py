@@ -59,7 +59,7 @@ async def test_a_node_knows_what_the_others_numbers_stand_for(etcd: Etcd) -> Non
 async def test_labels_wait_while_every_free_number_is_in_the_kernels_maps(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("given", "own"):
+    for name in ("allocatable", "own"):
         monkeypatch.setattr(ClusterNumbers, name, range(256, 259))
     etcd.put(f"{STATE}id/256", "k8s:app=other;")
     async with agent(etcd) as identities, anyio.create_task_group() as tasks:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cells.api.wire import FrameworkError, framework_answer
+from cells.api.wire import FrameworkError, framework_response
 from cells.base.addresses import IPAddress
 from cells.bgp.rest import BGPOperations, BGPState, bgp_families
 from cells.bgp.speaker_state import (
@@ -83,7 +83,7 @@ class Node:
         try:
             response = await self._operations[urlsplit(url).path](asked(url))
         except FrameworkError as error:
-            response = framework_answer(error.status, error.code, error.message)
+            response = framework_response(error.status, error.code, error.message)
         assert isinstance(response.body, bytes)
         return response.status, json.loads(response.body)
 

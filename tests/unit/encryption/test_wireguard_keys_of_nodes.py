@@ -11,7 +11,7 @@ from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.identity.numbers import RESERVED_IDENTITIES, WORLD_IPV4, WORLD_IPV6
 from cells.cluster.ipcache.rows import Source, keyed
 from cells.cluster.nodes.node import ClusterNode, NodeIP
-from cells.cluster.remote_nodes import Contested, claims_of
+from cells.cluster.remote_nodes import ContestedClaim, claims_of
 from tests.support.recordings import recordings
 
 WORLDS = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
@@ -43,7 +43,7 @@ def claimed(nodes: dict[str, ClusterNode], options: Json) -> dict[str, Json]:
         for claim in claims_of(
             node, WORLDS, encrypted=options["encrypt-node"], firewalled=options["enable-host-firewall"]
         ):
-            granted = Contested(claim, (), encrypts=not options["local_node_opted_out"]).granted
+            granted = ContestedClaim(claim, (), encrypts=not options["local_node_opted_out"]).effective
             entry = keyed(granted.entry, key) if key else granted.entry
             none = entry.tunnel_endpoint == IPv4Address(0)
             found[claim.prefix] = {

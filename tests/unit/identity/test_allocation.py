@@ -183,7 +183,7 @@ async def test_an_object_that_goes_before_the_watch_brings_it_comes_back(
 
 
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClusterNumbers, "given", range(256, 260))
+    monkeypatch.setattr(ClusterNumbers, "allocatable", range(256, 260))
     monkeypatch.setattr(ClusterNumbers, "own", range(256, 260))
 
 

@@ -55,7 +55,7 @@ class Agent:
             self.endpoints,
             Table[int, RealizedPolicy]("realized", key=lambda row: row.endpoint_id),
             Ipcache(self.prefixes, cast("Any", None)),
-            Table[FrontendKey, ServedFrontend]("services", key=lambda row: row.shown.key),
+            Table[FrontendKey, ServedFrontend]("services", key=lambda row: row.in_maps.key),
             None,
             Table[tuple[str, str], Node]("nodes", key=lambda row: row.key),
         )

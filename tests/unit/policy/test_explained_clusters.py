@@ -521,5 +521,5 @@ def test_a_matrix_asks_by_networks_where_these_select_pods() -> None:
         OtherNodes(table(Pod, PODS, []), None, None, None),
         fake(AgentConfig, node_name="node-1"),
     )
-    found = {(one.ask, tuple(near.identity for near in one.end.around)) for one in ends.known_pods()}
+    found = {(one.query, tuple(near.identity for near in one.end.around)) for one in ends.known_pods()}
     assert found == {(f"pod/{NAMES[number]}", (0,)), ("10.244.0.7", (77,)), ("10.244.0.9", (77,))}

@@ -284,7 +284,7 @@ static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32
 /* Change the client's port; false on failure. conntrack already has the connection with its original destination, and
  * reverses the DNAT of replies. For the stack the proxy's connection must be another one: otherwise early demux would
  * find the proxy's socket before the packet is redirected here, and SO_ORIGINAL_DST would return the service's address.
- * nftables rules restore the port of replies (cells/proxy/envoy/nftables_rules.py). A client cannot have two connections at
+ * nftables rules restore the port of replies (cells/proxy/envoy/translated.py). A client cannot have two connections at
  * a time with ports that differ only in this bit, one to the service and one to the pod.
  */
 static __always_inline bool proxy_change_port(struct __sk_buff *skb, const struct flow *flow)

@@ -53,14 +53,14 @@ def test_an_unmeasured_loop_has_no_lag() -> None:
 
 
 def test_a_share_of_the_stretches_stayed_within_its_bound() -> None:
-    stretches = lag_of(*[0.001] * 999, 0.5).stretches
+    stretches = lag_of(*[0.001] * 999, 0.5).histogram
     assert 0.001 <= stretches.within(0.999) < 0.0013
     assert 0.5 <= stretches.within(1.0) < 0.65
 
 
 @pytest.mark.parametrize("seconds", [0.0, BOUNDS[0], BOUNDS[10], BOUNDS[-1]])
 def test_a_bound_is_in_its_own_class(seconds: float) -> None:
-    assert lag_of(seconds).stretches.within(1.0) == max(seconds, BOUNDS[0])
+    assert lag_of(seconds).histogram.within(1.0) == max(seconds, BOUNDS[0])
 
 
 def test_what_is_longer_than_all_bounds_is_not_lost() -> None:
@@ -70,7 +70,7 @@ def test_what_is_longer_than_all_bounds_is_not_lost() -> None:
 
 
 def test_without_measured_time_slices_there_is_no_lag() -> None:
-    assert LoopLag().stretches.within(0.999) == 0.0
+    assert LoopLag().histogram.within(0.999) == 0.0
 
 
 def test_the_difference_of_two_readings_is_the_lag_between_them() -> None:
