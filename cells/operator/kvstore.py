@@ -7,7 +7,7 @@ whether other nodes use the identities it has allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -153,7 +153,8 @@ class ExportedService(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     frontends: dict[str, dict[str, ExportedPort]]
     """Address -> name of the port -> port."""
     backends: dict[str, dict[str, ExportedPort]]
-    hostnames: dict[str, str] = {}
+    hostnames: dict[str, str]
+    """Address -> hostname of the endpoint, as pods of StatefulSets have."""
     labels: dict[str, str]
     selector: dict[str, str]
     include_external: bool = True
@@ -223,12 +224,15 @@ class ServiceExport:
         if service is None or service.spec.type == "ExternalName" or not is_shared(service):
             return None
         ports = {port.name: ExportedPort(port.protocol, port.port) for port in service.spec.ports or ()}
+        slices = own_slices(self._slices_of.get((namespace, name)))
+        backends = exported_backends(slices)
         value = ExportedService(
             cluster=self._cluster.name,
             namespace=namespace,
             name=name,
             frontends={ip: ports for ip in service.spec.cluster_ips or () if ip != HEADLESS_IP},
-            backends=exported_backends(self._slices_of.get((namespace, name))),
+            backends=backends,
+            hostnames={ip: hostname for ip, hostname in hostnames_of(slices) if ip in backends},
             labels=service.labels,
             selector=service.spec.selector or {},
             cluster_id=self._cluster.number,
@@ -236,19 +240,31 @@ class ServiceExport:
         return OwnKey(self._key(namespace, name), msgspec.json.encode(value, order="sorted").decode())
 
 
-def exported_backends(slices: Sequence[EndpointSlice]) -> dict[str, dict[str, ExportedPort]]:
-    """Return a service's backends, as address -> name of the port -> port.
-
-    Backends of remote clusters are exported by their own clusters.
-    """
-    from cells.services import PROTOCOLS, LoadBalancerOptions
+def own_slices(slices: Iterable[EndpointSlice]) -> list[EndpointSlice]:
+    """Return the slices of this cluster: remote clusters export their own backends."""
     from cells.services.model import MANAGED_BY, OF_OTHER_CLUSTERS
+
+    return [one for one in slices if one.labels.get(MANAGED_BY) != OF_OTHER_CLUSTERS]
+
+
+def hostnames_of(slices: Iterable[EndpointSlice]) -> Iterator[tuple[str, str]]:
+    """Yield the addresses of endpoints that have a hostname, with the hostname."""
+    from cells.services import parse_address
+
+    for slice_ in slices:
+        for endpoint in slice_.endpoints or ():
+            for ip in map(parse_address, endpoint.addresses or ()) if endpoint.hostname else ():
+                yield str(ip), endpoint.hostname or ""
+
+
+def exported_backends(slices: Sequence[EndpointSlice]) -> dict[str, dict[str, ExportedPort]]:
+    """Return a service's backends, as address -> name of the port -> port."""
+    from cells.services import PROTOCOLS, LoadBalancerOptions
     from cells.services.model.backends import backends_of
 
-    own = [one for one in slices if one.labels.get(MANAGED_BY) != OF_OTHER_CLUSTERS]
     names = {number: name for name, number in PROTOCOLS.items()}
     found: dict[str, dict[str, ExportedPort]] = {}
-    for name, backends in backends_of(own, LoadBalancerOptions()).items():
+    for name, backends in backends_of(slices, LoadBalancerOptions()).items():
         for one in backends:
             port = ExportedPort(names[one.address.protocol], one.address.port)
             found.setdefault(str(one.address.ip), {})[name] = port

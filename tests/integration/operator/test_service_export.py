@@ -125,6 +125,19 @@ async def test_global_services_are_written_and_follow_their_backends(
         await eventually(lambda: backends(etcd) == wanted, 30)
 
 
+async def test_hostnames_of_backends_are_written(server: ApiServer, operators: Operators, etcd: Etcd) -> None:
+    """Other clusters' operators write them to EndpointSlices of headless services."""
+    server.add(service("db", GLOBAL, clusterIP="None"))
+    slice_ = slice_of("db", "10.1.0.5", "10.1.0.6", "10.1.0.7")
+    slice_["endpoints"][0]["hostname"] = "db-0"
+    slice_["endpoints"][1]["hostname"] = "db-1"
+    slice_["endpoints"][1]["conditions"] = {"ready": False, "serving": False}
+    server.add(slice_)
+    async with operators.running(mesh(etcd)):
+        await eventually(lambda: backends(etcd) == {"default/db": ["10.1.0.5", "10.1.0.7"]}, 30)
+        assert json.loads(etcd.all(PREFIX)[f"{PREFIX}default/db"])["hostnames"] == {"10.1.0.5": "db-0"}
+
+
 async def test_what_an_earlier_operator_exported_goes_once_services_are_known(
     server: ApiServer, operators: Operators, etcd: Etcd
 ) -> None:
