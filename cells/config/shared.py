@@ -7,6 +7,7 @@ served, even without masquerading.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,8 +29,23 @@ __all__ = [
 
 # Settings of L2 announcements, with Cilium's names.
 
+MAX_LEASE = 1 << 22
+"""Longest duration of a lease in seconds: programs compare milliseconds as 32 bits."""
 JITTER = 1.2
 """Maximum retry interval, as a multiple of the period."""
+
+
+class LeaseTimes(NamedTuple):
+    """Times of an election by a Lease, in seconds."""
+
+    duration: float
+    """How long other nodes wait for a node that does not renew its lease."""
+    deadline: float
+    """How long a node holds its lease without renewing it."""
+    retry: float
+    """Interval of attempts to acquire or renew a lease."""
+    heartbeat: float
+    """Interval at which an agent shows its programs that it is alive; less than the duration."""
 
 
 class AnnouncementSettings(Settings, frozen=True):
@@ -54,32 +70,35 @@ class AnnouncementSettings(Settings, frozen=True):
     agent_liveness_update_interval: Duration = seconds(1)
     """Interval at which the agent renews the timestamp by which programs detect that it is alive."""
 
-    def faults(self) -> Iterator[str]:
-        lease, renew, retry, alive = (
+    @property
+    def lease_times(self) -> LeaseTimes:
+        """The times of leases; those that an election cannot have are replaced, as in Cilium."""
+        lease, renew, retry, heartbeat = self.given_times
+        lease = max(lease, seconds(1))
+        renew = renew if renew > 0 else seconds(1)
+        retry = retry if retry > 0 else Duration(0.2)
+        if lease <= renew:
+            renew = Duration(lease / 2)
+        if renew <= JITTER * retry:
+            retry = Duration(renew / 2)
+        if not 0 < heartbeat < lease:  # otherwise programs would stop answering between two heartbeats
+            heartbeat = min(seconds(1), Duration(lease / 2))
+        return LeaseTimes(lease, renew, retry, heartbeat)
+
+    @property
+    def given_times(self) -> LeaseTimes:
+        """The times of leases in the settings."""
+        return LeaseTimes(
             self.l2_announcements_lease_duration,
             self.l2_announcements_renew_deadline,
             self.l2_announcements_retry_period,
             self.agent_liveness_update_interval,
         )
-        if retry <= 0:
-            yield f"l2-announcements-retry-period={retry}: expected more than 0"
-        if not 1 <= lease <= 1 << 22:
-            yield f"l2-announcements-lease-duration={lease}: expected at least 1s, at most 48 days"
-        if lease <= renew:
-            yield (
-                f"l2-announcements-lease-duration={lease}: expected more than"
-                f" l2-announcements-renew-deadline={renew}"
-            )
-        if renew <= JITTER * retry:
-            yield (
-                f"l2-announcements-renew-deadline={renew}: expected more than {JITTER} times"
-                f" l2-announcements-retry-period={retry}"
-            )
-        if not 0 < alive < lease:
-            yield (
-                f"agent-liveness-update-interval={alive}: expected more than 0, and less than"
-                f" l2-announcements-lease-duration={lease}"
-            )
+
+    def faults(self) -> Iterator[str]:
+        lease = self.l2_announcements_lease_duration
+        if self.enable_l2_announcements and lease > MAX_LEASE:
+            yield f"l2-announcements-lease-duration={lease}: expected at most 48 days"
 
 
 class AgentLiveness(msgspec.Struct, frozen=True):

@@ -242,7 +242,7 @@ class Announcements:
 def agent_liveness(settings: AnnouncementSettings) -> AgentLiveness:
     """The programs' limit for the age of the heartbeat: the lease duration, as other nodes wait so long."""
     answers = settings.enable_l2_announcements
-    return AgentLiveness(int(settings.l2_announcements_lease_duration * 1000) if answers else 0)
+    return AgentLiveness(int(settings.lease_times.duration * 1000) if answers else 0)
 
 
 def announcement_features(settings: AnnouncementSettings) -> Member[Collector]:

@@ -166,7 +166,8 @@ class Elections:
         tables: Tables,
         log: Logger,
     ) -> None:
-        self._settings = settings
+        self._given = settings.given_times
+        self._times = settings.lease_times
         self._agent = agent
         self._namespace = namespace.name
         self._api = api
@@ -182,10 +183,14 @@ class Elections:
 
     def follow(self, candidates: ReadTable[tuple[str, str], L2Candidate]) -> None:
         """Run elections for these candidates from now on."""
-        settings = self._settings
-        alive = self._jobs.timer(
-            "write the agent's heartbeat", self._write_heartbeat, settings.agent_liveness_update_interval
-        )
+        given = self._given
+        for name, before, now in zip(given._fields, given, self._times, strict=True):
+            if before != now:
+                self._log.warning(
+                    "L2 announcements: an election cannot have this time: using another",
+                    time=name, given=str(before), used=str(now),
+                )  # fmt: skip
+        alive = self._jobs.timer("write the agent's heartbeat", self._write_heartbeat, self._times.heartbeat)
         self._jobs.one_shot("elections", partial(self._run, candidates, alive))
         self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)
 
@@ -221,7 +226,7 @@ class Elections:
 
     async def _initialize(self, services: Iterable[Key], alive: Timer) -> None:
         """Initialize the table once it has all of these services, or after one lease duration."""
-        with anyio.move_on_after(self._settings.l2_announcements_lease_duration):
+        with anyio.move_on_after(self._times.duration):
             async with anyio.create_task_group() as group:
                 for key in services:
                     group.start_soon(self.leases.wait_for, key)
@@ -246,7 +251,7 @@ class Elections:
         """Acquire the lease, and renew it until it is lost."""
         from cells.kubernetes.leases import Election  # needed only with an API server
 
-        settings, name, own = self._settings, lease_name(key), self._agent.node_name
+        name, own, times = lease_name(key), self._agent.node_name, self._times
 
         def announce(holder: str) -> None:
             with self.leases.txn() as rows:
@@ -254,9 +259,9 @@ class Elections:
 
         election = Election(
             *(self._api.client, name, self._namespace, own, self._log),
-            duration=settings.l2_announcements_lease_duration,
-            deadline=settings.l2_announcements_renew_deadline,
-            retry=settings.l2_announcements_retry_period,
+            duration=times.duration,
+            deadline=times.deadline,
+            retry=times.retry,
             observed=announce,
         )
 

@@ -390,6 +390,18 @@ async def _takes_over(
     assert kernels["inner"].keys == {}
 
 
+async def test_replaced_times_of_leases_are_logged(
+    server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = FakeKernel()
+    times = {"l2_announcements_lease_duration": "2s", "l2_announcements_renew_deadline": "5s"}
+    async with agent(url(server), tmp_path, "a", kernel, **times):
+        await eventually(lambda: holder(server) == "a", 30)
+        assert server.store.get(LEASES, (NAMESPACE, LEASE))["spec"]["leaseDurationSeconds"] == 2  # type: ignore[index]
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "cannot have this time" in one]
+    assert "deadline" in line
+
+
 async def test_a_node_that_cannot_renew_its_lease_answers_no_more(server: ApiServer, tmp_path: Path) -> None:
     kernel = FakeKernel()
     async with agent(url(server), tmp_path, "a", kernel):
