@@ -15,7 +15,7 @@ from cells.cni.request import NetConf, PodReference
 from cells.endpoint import MAC_ANNOTATION, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import CreatedLink
-from cells.netlink.messages import VethPair
+from cells.netlink.messages import IPInterface, VethPair
 from cells.netlink.rows import LinkInfo, parse_unicast_mac, random_mac
 from cells.node.ipam.allocator import Allocation
 from lifecycle import Logger
@@ -73,8 +73,8 @@ class PodNetlink(Protocol):
         """Bring the link up, with addresses and with routes through the gateways (one per address)."""
         ...
 
-    def addresses(self, name: str) -> Collection[IPAddress] | None:
-        """Return the addresses of a link, or None if it does not exist."""
+    def addresses(self, name: str) -> Collection[IPInterface] | None:
+        """Return the addresses of a link with their prefix lengths, or None if it does not exist."""
         ...
 
     def links(self) -> list[LinkInfo]:

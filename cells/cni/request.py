@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import json
 from ipaddress import ip_interface
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from cells.base.addresses import IPAddress
-from cells.cni.protocol import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError, PluginRequest
+from cells.cni.protocol import (
+    DECODING_FAILURE,
+    INCOMPATIBLE_VERSION,
+    INVALID_CONFIG,
+    CniError,
+    PluginRequest,
+)
 
 SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+_LOADING: Final = frozenset({"ADD", "DEL", "CHECK"})
+"""Commands for which Cilium's plugin decodes the whole network configuration."""
+_RESULT_VERSIONS: Final = (("", "0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
+"""The versions of each result type of the CNI library."""
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
 _IGNORE_UNKNOWN: Final = "IgnoreUnknown"
 _KNOWN_ARGS: Final = frozenset({_IGNORE_UNKNOWN, "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID"})
@@ -141,7 +151,46 @@ class PodReference(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-_decode_conf = msgspec.json.Decoder(NetConf).decode
+_NETCONF: Final = msgspec.json.Decoder(NetConf)
+_PREV_RESULT: Final = msgspec.json.Decoder(PrevResult | None)
+
+T = TypeVar("T")
+
+
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw) -> T:
+    """Decode JSON as encoding/json does: null means absent. Raises MsgspecError, RecursionError."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError:
+        return decoder.decode(msgspec.json.encode(json.loads(bytes(text), object_pairs_hook=_without_nulls)))
+
+
+def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None}
+
+
+def _read_conf(command: str, stdin: bytes) -> NetConf:
+    try:
+        return _decode(_NETCONF, stdin)
+    except msgspec.ValidationError as error:
+        if command in _LOADING:
+            raise unparsable(command, stdin, str(error)) from error
+        raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
+
+
+def unparsable(command: str, stdin: bytes, reason: str) -> CniError:
+    """Return the error of a network configuration with values of a wrong type, in Cilium's words.
+
+    CHECK has its own code, and does not escape the configuration.
+    """
+    text = stdin.decode(errors="replace")
+    if command == "CHECK":
+        details = f'unable to parse CNI configuration "{text}": {reason}'
+        return CniError("InvalidNetworkConfig", code=INVALID_CONFIG, details=details)
+    quoted = json.dumps(text, ensure_ascii=False)
+    return CniError(f"unable to parse CNI configuration {quoted}: {reason}")
 
 
 def read_call(packet: PluginRequest) -> PluginCall:
@@ -149,15 +198,15 @@ def read_call(packet: PluginRequest) -> PluginCall:
 
     Invalid UTF-8 in the configuration is replaced by U+FFFD, as by encoding/json.
     """
-    stdin = packet.stdin
+    get = packet.environment.get
+    command, stdin = get("CNI_COMMAND", ""), packet.stdin
     try:
-        try:
-            conf = _decode_conf(stdin)
-        except UnicodeDecodeError:
-            stdin = stdin.decode(errors="replace").encode()
-            conf = _decode_conf(stdin)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
+        conf = _read_conf(command, stdin)
+    except UnicodeDecodeError:
+        stdin = stdin.decode(errors="replace").encode()
+        conf = _read_conf(command, stdin)
+    if not conf.cni_version:
+        conf = msgspec.structs.replace(conf, cni_version=SERVED_VERSIONS[0])
     if conf.cni_version not in SERVED_VERSIONS:
         supported = " ".join(f'"{version}"' for version in SERVED_VERSIONS)
         raise CniError(
@@ -165,9 +214,8 @@ def read_call(packet: PluginRequest) -> PluginCall:
             code=INCOMPATIBLE_VERSION,
             details=f'config is "{conf.cni_version}", plugin supports [{supported}]',
         )
-    get = packet.environment.get
     return PluginCall(
-        command=get("CNI_COMMAND", ""),
+        command=command,
         container_id=get("CNI_CONTAINERID", ""),
         ifname=get("CNI_IFNAME", ""),
         netns=get("CNI_NETNS", ""),
@@ -233,15 +281,18 @@ def prev_result_of(call: PluginCall) -> PrevResult | None:
     if not call.conf.prev_result:
         return None
     try:
-        found = msgspec.json.decode(call.conf.prev_result, type=PrevResult | None)
+        found: PrevResult | None = _decode(_PREV_RESULT, call.conf.prev_result)
         if found is not None and found.code:
-            raise msgspec.ValidationError("it is an error, not a result")
+            raise msgspec.ValidationError(_no_result(call.conf.cni_version))
     except (msgspec.MsgspecError, RecursionError) as error:
-        text = json.dumps(call.stdin.decode(errors="replace"))
-        raise CniError(
-            f"unable to parse CNI configuration {text}: could not parse prevResult: {error}"
-        ) from error
+        raise unparsable(call.command, call.stdin, f"could not parse prevResult: {error}") from error
     return found
+
+
+def _no_result(version: str) -> str:
+    """Return the CNI library's text for an error that was passed as a result of this version."""
+    served = next(versions for versions in _RESULT_VERSIONS if version in versions)
+    return f'result type supports [{" ".join(served)}] but unmarshalled CNIVersion is ""'
 
 
 def pod_of(args: str) -> PodReference:

@@ -14,7 +14,6 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
-from cells.base.addresses import IPAddress
 from cells.base.metrics import Histogram, MetricFamily, histogram
 from cells.cni.add import INTERNAL, AddRequest, AddTools
 from cells.cni.attach import Attacher, PodNetns, netns_cookie
@@ -33,11 +32,12 @@ from cells.cni.protocol import (
     encode_reply,
     error_json,
 )
-from cells.cni.request import PluginCall, PrevResult, chain_of, prev_result_of, read_call
+from cells.cni.request import PluginCall, PrevResult, chain_of, pod_of, prev_result_of, read_call
 from cells.cni.transport import PacketServer, PluginConnection, listen
 from cells.endpoint import State
 from cells.maps.policy_maps import PolicyIdsExhausted
 from cells.netlink.connection import NetlinkError
+from cells.netlink.messages import IPInterface
 from lifecycle import HiveError, Lifecycle, Logger
 
 # Durations of calls.
@@ -84,16 +84,19 @@ class Checker:
 
         ``pod`` is None if the call has no namespace; then addresses are not checked.
         """
+        previous = prev_result_of(call)
         try:
-            previous = prev_result_of(call)
+            pod_of(call.args)
         except CniError as error:
-            raise _invalid(error.message) from error
+            raise CniError("InvalidArgs", code=INVALID_CONFIG, details=error.message) from error
+        if chain_of(call.conf):
+            self._check_health(call)
+            return
         if previous is None:
             raise _invalid("CHECK without a prevResult: the runtime has to pass the result of the ADD")
         wanted = _addresses_of(previous, call.ifname)
-        chained = bool(chain_of(call.conf))
         self._check_health(call)
-        if not chained and pod is not None:
+        if pod is not None:
             _check_interface(call.ifname, wanted, pod)
 
     def _check_health(self, call: PluginCall) -> None:
@@ -109,33 +112,29 @@ class Checker:
             raise CniError("Unhealthy", code=UNHEALTHY, details="container is unhealthy in agent")
 
 
-def _addresses_of(previous: PrevResult, ifname: str) -> list[tuple[str, IPAddress]]:
-    """Return the addresses of the pod's interface in the result, as text and parsed."""
+def _addresses_of(previous: PrevResult, ifname: str) -> list[IPInterface]:
+    """Return the addresses of the pod's interface in the result, with their prefix lengths."""
     ours = {
         position
         for position, interface in enumerate(previous.interfaces or ())
         if interface.name == ifname and interface.sandbox
     }
     try:
-        return [
-            (each.address, ip_interface(each.address).ip)
-            for each in previous.ips or ()
-            if each.interface in ours
-        ]
+        return [ip_interface(each.address) for each in previous.ips or () if each.interface in ours]
     except ValueError as error:
         raise _invalid(f"could not parse prevResult: {error}") from error
 
 
-def _check_interface(ifname: str, wanted: list[tuple[str, IPAddress]], pod: PodNetlink) -> None:
+def _check_interface(ifname: str, wanted: list[IPInterface], pod: PodNetlink) -> None:
     try:
         found = pod.addresses(ifname)
     except NetlinkError as error:
         raise CniError(f"unable to read addresses of interface {ifname}: {error}") from error
     if found is None:
         raise CniError(f"cannot find container link {ifname}")
-    for text, address in wanted:
+    for address in wanted:
         if address not in found:
-            raise CniError(f"expected ip {text} on interface {ifname}")
+            raise CniError(f"expected ip {address} on interface {ifname}")
 
 
 def _invalid(details: str) -> CniError:

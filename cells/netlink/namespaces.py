@@ -171,7 +171,7 @@ class PodLink:
             batch += (m.add_address(ifindex, name, address), *_routes(ifindex, gateway, mtu))
         self._connection.run(*batch)
 
-    def addresses(self, name: str) -> frozenset[IPv4Address | IPv6Address] | None:
+    def addresses(self, name: str) -> frozenset[m.IPInterface] | None:
         """Return the addresses of the link of this name; None if there is no such link."""
         try:
             ifindex, _ = read_indexes(self._connection.run(m.get_link(name))[-1])
@@ -180,7 +180,7 @@ class PodLink:
                 return None
             raise
         rows = map(read_address, self._connection.dump(m.dump_addresses()))
-        return frozenset(row[1].ip for row in rows if row is not None and row[0] == ifindex)
+        return frozenset(row[1] for row in rows if row is not None and row[0] == ifindex)
 
     def links(self) -> list[LinkInfo]:
         """Return all links of the pod in the kernel's order; a peer's index is of the peer's namespace."""

@@ -141,7 +141,15 @@ int read_invocation(struct invocation *call, const char *command)
 	if (one_of(call->conf.cni_version, served_versions))
 		error_version = call->conf.cni_version;
 	log_path = call->conf.log_file;
-	return check_config(&call->conf);
+	if (check_config(&call->conf))
+		return 1;
+	if (call->conf.version_fault) {
+		struct text message = { 0 };
+		add(&message, "decoding version from network config: ");
+		add(&message, call->conf.version_fault);
+		return fail(CNI_DECODING_FAILURE, words(&message), "");
+	}
+	return 0;
 }
 
 int check_version(const struct netconf *conf)

@@ -374,6 +374,30 @@ static const struct command {
 	{ "STATUS", "1.1.0", do_status }, { "GC", "1.1.0", do_gc },
 };
 
+// Refuse a network configuration with a value of a wrong type, in the words of Cilium's plugin.
+static int fail_type(const struct invocation *call)
+{
+	enum { SHOWN = 1000 }; // bytes of the configuration, so that the reason after them is whole
+	struct text conf = { 0 }, message = { 0 };
+	bool quoted = strcmp(call->command, "CHECK") && strcmp(call->command, "STATUS");
+	add(&conf, call->stdin_text);
+	if (conf.length > SHOWN)
+		conf.length = SHOWN;
+	add(&message, "unable to parse CNI configuration ");
+	if (quoted)
+		add_json(&message, words(&conf));
+	else {
+		add(&message, "\"");
+		add(&message, words(&conf));
+		add(&message, "\"");
+	}
+	add(&message, ": ");
+	add(&message, call->conf.type_fault);
+	if (quoted)
+		return fail(CNI_INTERNAL, words(&message), "");
+	return fail(CNI_INVALID_CONFIG, "InvalidNetworkConfig", words(&message));
+}
+
 static int run(const struct invocation *call)
 {
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
@@ -385,7 +409,9 @@ static int run(const struct invocation *call)
 			add(&message, call->command);
 			return fail(CNI_INCOMPATIBLE_VERSION, words(&message), "");
 		}
-		return check_version(&call->conf) ? 1 : commands[i].run(call);
+		if (check_version(&call->conf))
+			return 1;
+		return call->conf.type_fault ? fail_type(call) : commands[i].run(call);
 	}
 	struct text message = { 0 };
 	add(&message, "unknown CNI_COMMAND: ");

@@ -16,6 +16,8 @@ struct wanted {
 	const char *key;
 	const char **text; // where a string goes
 	bool *flag; // or a bool
+	bool of_library; // the CNI library reads it, by a struct without a name
+	struct text *fault; // where a value of a wrong type is described; NULL: it ends the scan
 };
 
 struct scanner {
@@ -51,20 +53,27 @@ static bool refuse(struct scanner *s, const char *context)
 	return false;
 }
 
+// Describe a value of a wrong type; false if that ends the scan. Only the first one counts, as in Go.
 static bool refuse_type(struct scanner *s, const char *found, const struct wanted *wanted, const char *expected)
 {
-	add(&s->wrong, "json: cannot unmarshal ");
-	add(&s->wrong, found);
-	add(&s->wrong, " into Go ");
-	add(&s->wrong, wanted ? "struct field NetConf." : "value");
+	struct text *fault = wanted && wanted->fault ? wanted->fault : &s->wrong;
+	if (fault->length)
+		return fault != &s->wrong;
+	add(fault, "json: cannot unmarshal ");
+	add(fault, found);
+	add(fault, " into Go ");
+	if (wanted)
+		add(fault, wanted->of_library ? "struct field ." : "struct field NetConf.");
+	else
+		add(fault, "value");
 	if (wanted && wanted->object) {
-		add(&s->wrong, wanted->object);
-		add(&s->wrong, ".");
+		add(fault, wanted->object);
+		add(fault, ".");
 	}
-	add(&s->wrong, wanted ? wanted->key : "");
-	add(&s->wrong, " of type ");
-	add(&s->wrong, expected);
-	return false;
+	add(fault, wanted ? wanted->key : "");
+	add(fault, " of type ");
+	add(fault, expected);
+	return fault != &s->wrong;
 }
 
 static void skip_space(struct scanner *s)
@@ -330,17 +339,21 @@ static const char *read_object(const struct wanted *wanted, size_t count, const 
 
 const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t length, char *room)
 {
+	static struct text version, type;
 	const struct wanted wanted[] = {
-		{ .key = "cniVersion", .text = &conf->cni_version },
-		{ .key = "name", .text = &conf->name },
-		{ .key = "agent-socket", .text = &conf->agent_socket },
-		{ .key = "log-file", .text = &conf->log_file },
-		{ .key = "chaining-mode", .text = &conf->chaining_mode },
-		{ .key = "enable-debug", .flag = &conf->debug },
-		{ .object = "ipam", .key = "type", .text = &conf->ipam_type },
+		{ .key = "cniVersion", .text = &conf->cni_version, .of_library = true, .fault = &version },
+		{ .key = "name", .text = &conf->name, .of_library = true },
+		{ .key = "agent-socket", .text = &conf->agent_socket, .fault = &type },
+		{ .key = "log-file", .text = &conf->log_file, .fault = &type },
+		{ .key = "chaining-mode", .text = &conf->chaining_mode, .fault = &type },
+		{ .key = "enable-debug", .flag = &conf->debug, .fault = &type },
+		{ .object = "ipam", .key = "type", .text = &conf->ipam_type, .fault = &type },
 	};
 	conf->debug = false;
-	return read_object(wanted, sizeof(wanted) / sizeof(*wanted), stdin_text, length, room);
+	const char *wrong = read_object(wanted, sizeof(wanted) / sizeof(*wanted), stdin_text, length, room);
+	conf->version_fault = version.length ? words(&version) : NULL;
+	conf->type_fault = type.length ? words(&type) : NULL;
+	return wrong;
 }
 
 const char *read_error(struct cni_error *error, const char *text, size_t length, char *room)

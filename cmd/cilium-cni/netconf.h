@@ -14,6 +14,8 @@ struct netconf {
 	const char *log_file; // "" when absent
 	const char *ipam_type; // ipam.type, the plugin that addresses are asked of; "" when absent
 	bool debug; // enable-debug
+	const char *version_fault; // a cniVersion that is not a string, in the words of Go's library; NULL if it is
+	const char *type_fault; // the first other value of a wrong type; NULL if there is none
 };
 
 // Fill `conf` from `length` bytes at `stdin_text`; strings go to `room`, which holds length + 8 bytes.

@@ -52,6 +52,8 @@ BACKUP: Final = ".cilium_bak"
 OLD_NAME: Final = "05-cilium.conf"
 """The file's name in older versions, before it was a conflist."""
 _CONFIGURATIONS: Final = (".conf", ".conflist", ".json")
+_NEW: Final = ".new"
+"""Suffix of the temporary file, which runtimes ignore."""
 
 
 def write_file(path: Path, wanted: bytes) -> bool:
@@ -65,7 +67,7 @@ def write_file(path: Path, wanted: bytes) -> bool:
             return False
     except FileNotFoundError:
         pass
-    temporary = path.with_name(f".{path.name}.new")  # runtimes ignore this name
+    temporary = path.with_name(f".{path.name}{_NEW}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123  # an open descriptor, with its mode
@@ -87,7 +89,7 @@ def rename_others(own: Path, *, exclusive: bool) -> list[str]:
     """
     renamed = []
     for path in sorted(own.parent.iterdir()):
-        foreign = exclusive and path.suffix in _CONFIGURATIONS and not path.name.startswith(".")
+        foreign = exclusive and path.name.endswith(_CONFIGURATIONS)  # runtimes read hidden files, too
         if path.name == own.name or path.is_dir() or not (foreign or path.name == OLD_NAME):
             continue
         path.replace(path.with_name(path.name + BACKUP))
@@ -195,8 +197,8 @@ class CniConfig:
                 if any(event.mask & (removed | Mask.IGNORED) for event in events):
                     return
                 names = {str(event.name) for event in events if event.name is not None}
-                if shown := sorted(name for name in names if not name.startswith(".")):
-                    yield ", ".join(shown)  # a name with a dot is our temporary file
+                if shown := sorted(names - {f".{self._path.name}{_NEW}"}):
+                    yield ", ".join(shown)
 
 
 def chaining_features(settings: CniConfigSettings) -> Member[Collector]:

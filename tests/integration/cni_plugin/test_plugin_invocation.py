@@ -199,12 +199,93 @@ def test_a_configuration_that_is_too_long_is_refused() -> None:
         b"[" * 2000,
         b'"name"',
         b'{"name":1}',
-        b'{"name":"a","enable-debug":"yes"}',
         b"\xff{}",
     ],
 )
 def test_an_invalid_network_configuration_returns_code_6(text: bytes) -> None:
     assert refusal(environment("DEL"), text)["code"] == 6
+
+
+WRONG = b'{"cniVersion":"1.0.0","name":"a","enable-debug":"yes","log-file":1}'
+FAULT = "json: cannot unmarshal string into Go struct field NetConf.enable-debug of type bool"
+
+
+@pytest.mark.parametrize(
+    ("command", "stdin", "expected"),
+    [
+        (
+            "DEL",
+            WRONG,
+            {
+                "code": 999,
+                "msg": f"unable to parse CNI configuration {json.dumps(WRONG.decode())}: {FAULT}",
+            },
+        ),
+        *(
+            (
+                command,
+                WRONG.replace(b"1.0.0", b"1.1.0"),
+                {
+                    "code": 7,
+                    "msg": "InvalidNetworkConfig",
+                    "details": "unable to parse CNI configuration"
+                    f' "{WRONG.decode().replace("1.0.0", "1.1.0")}": {FAULT}',
+                },
+            )
+            for command in ("CHECK", "STATUS")
+        ),
+        # The library's checks come first, as it reads neither key.
+        (
+            "DEL",
+            WRONG.replace(b"1.0.0", b"9.0.0"),
+            {
+                "code": 1,
+                "msg": "incompatible CNI versions",
+                "details": 'config is "9.0.0", plugin supports'
+                ' ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]',
+            },
+        ),
+        ("DEL", WRONG.replace(b'"a"', b'""'), {"code": 7, "msg": "missing network name"}),
+        (
+            "DEL",
+            b'{"cniVersion":1,"name":"a"}',
+            {
+                "code": 6,
+                "msg": "decoding version from network config: json: cannot unmarshal number into Go struct"
+                " field .cniVersion of type string",
+            },
+        ),
+        (
+            "DEL",
+            b'{"cniVersion":1,"name":2}',
+            {
+                "code": 6,
+                "msg": "error unmarshall network config: json: cannot unmarshal number into Go struct"
+                " field .name of type string",
+            },
+        ),
+        (
+            "DEL",
+            b'{"cniVersion":"1.0.0","name":"a","ipam":{"type":[]}}',
+            {
+                "code": 999,
+                "msg": 'unable to parse CNI configuration "{\\"cniVersion\\":\\"1.0.0\\",\\"name\\":\\"a\\",'
+                '\\"ipam\\":{\\"type\\":[]}}": json: cannot unmarshal array into Go struct field'
+                " NetConf.ipam.type of type string",
+            },
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_as_by_go(
+    command: str, stdin: bytes, expected: dict[str, object]
+) -> None:
+    assert refusal(environment(command, CNI_NETNS="/x"), stdin) == expected
+
+
+def test_the_error_of_a_long_configuration_ends_with_the_reason() -> None:
+    stdin = json.dumps({"cniVersion": "1.0.0", "name": "a", "x": "y" * 5000, "enable-debug": 1}).encode()
+    error = refusal(environment("DEL"), stdin)
+    assert error["msg"].endswith("NetConf.enable-debug of type bool")
 
 
 JSON = st.recursive(

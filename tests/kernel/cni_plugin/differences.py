@@ -81,7 +81,6 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
         clean=True,
         earlier=True,
     ),
-    ("chained_put_500", 1): _WORDS,
     ("check_failures", 1): _WORDS,
     ("check_failures", 2): _WORDS,
     ("check_failures", 3): _WORDS,

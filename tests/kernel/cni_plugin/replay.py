@@ -165,19 +165,19 @@ class Replay:
                 recorded = {**(recorded or {}), **difference.stdout}
             else:
                 recorded = difference.stdout
-        self.same(self._translated(recorded), _plain(printed), where)
+        self.same(self._translated(recorded), self._translated(printed), where)
         if "stderr_head" in step and step["exit_code"] == 0:
             assert ended.stderr.splitlines()[1].startswith(step["stderr_head"].splitlines()[1])
 
-    def _translated(self, recorded: Json) -> Json:
-        """Return the recorded output without the HTTP client's words, with our socket."""
-        if isinstance(recorded, dict):
-            return {key: self._translated(value) for key, value in recorded.items()}
-        if isinstance(recorded, list):
-            return [self._translated(value) for value in recorded]
-        if not isinstance(recorded, str):
-            return recorded
-        text = _CLIENT_WORDS.sub("", recorded).replace('Get "http://localhost/v1/config": ', "")
+    def _translated(self, output: Json) -> Json:
+        """Return an output without the HTTP client's words, with our socket."""
+        if isinstance(output, dict):
+            return {key: self._translated(value) for key, value in output.items()}
+        if isinstance(output, list):
+            return [self._translated(value) for value in output]
+        if not isinstance(output, str):
+            return output
+        text = _CLIENT_WORDS.sub("", output).replace('Get "http://localhost/v1/config": ', "")
         return _PATIENCE.sub("after N seconds", text.replace("/cilium.sock", "/cni.sock"))
 
     def _compare_puts(self, step: Json, where: str) -> None:
@@ -234,14 +234,6 @@ def unlike(recorded: Json, got: Json, seen: dict[str, object], path: str = "") -
             yield f"{path}: {recorded} was {seen[recorded]!r}, is {got!r}"
     elif recorded != got:
         yield f"{path}: recorded {recorded!r}, got {got!r}"
-
-
-def _plain(printed: Json) -> Json:
-    if isinstance(printed, dict) and "code" in printed:
-        return {
-            k: _PATIENCE.sub("after N seconds", v) if isinstance(v, str) else v for k, v in printed.items()
-        }
-    return printed
 
 
 def _order(item: Json) -> str:

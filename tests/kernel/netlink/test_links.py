@@ -6,7 +6,15 @@ import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_interface,
+)
 from pathlib import Path
 
 import anyio
@@ -223,7 +231,7 @@ async def test_addresses_of_a_pod_are_read_by_the_name_of_its_link(in_node: None
         link.configure(created.pod_ifindex, "eth0", addresses, gateways, 1400)
         found = link.addresses("eth0")
         assert found is not None
-        assert {ip for ip in found if not ip.is_link_local} == set(addresses)
+        assert {ip for ip in found if not ip.is_link_local} == {ip_interface(ip) for ip in addresses}
         assert link.addresses("net1") is None
         os.close(fd)
 

@@ -165,6 +165,8 @@ async def test_an_exclusive_file_is_put_back_and_others_are_renamed(tmp_path: Pa
         await eventually(lambda: path.read_bytes() == wanted)
         (path.parent / "00-flannel.conflist").write_text("{}")
         await eventually(lambda: names(path.parent) == ["00-flannel.conflist.cilium_bak", path.name])
+        (path.parent / ".hidden.conf").write_text("{}")
+        await eventually(lambda: ".hidden.conf.cilium_bak" in names(path.parent))
         for entry in path.parent.iterdir():
             entry.unlink()
         path.parent.rmdir()

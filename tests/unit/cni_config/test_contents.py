@@ -142,10 +142,11 @@ def test_targets_are_taken_by_name_of_file_and_backups_count(tmp_path: Path) -> 
 
 def test_other_configurations_are_renamed_only_when_we_are_to_be_alone(tmp_path: Path) -> None:
     own = tmp_path / "05-cilium.conflist"
-    for name in (own.name, "05-cilium.conf", "10-x.conflist", "z.json", ".10-y.conf.swp", "readme.txt"):
+    others = ("05-cilium.conf", "10-x.conflist", "z.json", ".a.conf", ".10-y.conf.swp", "readme.txt")
+    for name in (own.name, *others):
         (tmp_path / name).touch()
     (tmp_path / "dir.conf").mkdir()
     assert rename_others(own, exclusive=False) == ["05-cilium.conf"]
-    assert rename_others(own, exclusive=True) == ["10-x.conflist", "z.json"]
+    assert rename_others(own, exclusive=True) == [".a.conf", "10-x.conflist", "z.json"]
     assert rename_others(own, exclusive=True) == []
     assert (tmp_path / "10-x.conflist.cilium_bak").exists()

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_interface
 
 import anyio
 import anyio.lowlevel
@@ -20,7 +20,7 @@ from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint
 from cells.maps.policy_maps import PoolEmpty
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import CreatedLink
-from cells.netlink.messages import VethPair
+from cells.netlink.messages import IPInterface, VethPair
 from cells.netlink.rows import LinkInfo
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError, IpamLaterError
@@ -293,11 +293,11 @@ class FakePod:
         link = self.node.links[ifindex - 1000]
         link.configured, link.addresses = (*addresses, *gateways, mtu), list(addresses)
 
-    def addresses(self, name: str) -> Collection[IPAddress] | None:
+    def addresses(self, name: str) -> Collection[IPInterface] | None:
         if self.node._step("look into pod"):
             raise NetlinkError(errno.EPERM, "list addresses")
         mine = [link for link in self.node.links.values() if (link.pod, link.pod_name) == (self.number, name)]
-        return mine[0].addresses if mine else None
+        return [ip_interface(ip) for ip in mine[0].addresses] if mine else None
 
     def links(self) -> list[LinkInfo]:
         if self.node._step("list links of pod"):

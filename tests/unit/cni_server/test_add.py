@@ -293,7 +293,7 @@ async def test_a_bug_in_a_step_is_rolled_back_and_reported_in_one_line(served: H
             999,
             BAD_MAC.format("zz:zz"),
         ),
-        ({"ipam": 5}, 6, "error unmarshall network config: "),
+        ({"ipam": 5}, 999, "unable to parse CNI configuration "),
         ({"cniVersion": "2.0.0"}, 1, "incompatible CNI versions"),
     ],
 )
@@ -314,6 +314,21 @@ async def test_an_add_with_missing_arguments_is_refused_before_any_change(
         {"macAddrMode": "unheard-of"},
         {"chaining-mode": "generic-veth"},  # without a previous result there is nothing to chain to
         {"runtimeConfig": {"portMappings": [], "io.kubernetes.cri.pod-annotations": None}},
+        {"cniVersion": ""},
+        *(
+            {key: None}
+            for key in (
+                "cniVersion",
+                "chaining-mode",
+                "enable-route-mtu",
+                "ipam",
+                "macAddrMode",
+                "fixedMac",
+                "prefixMacMap",
+                "runtimeConfig",
+            )
+        ),
+        {"ipam": {"type": None}},
     ],
 )
 async def test_keys_without_effect_are_accepted(served: Harness, conf: dict[str, object]) -> None:

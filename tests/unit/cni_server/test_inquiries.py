@@ -90,7 +90,10 @@ async def test_addresses_of_other_interfaces_are_not_asked_for(served: Harness) 
     [
         (None, "CHECK without a prevResult: the runtime has to pass the result of the ADD"),
         ({"ips": "x"}, "could not parse prevResult: "),
-        ({"code": 999, "msg": "an error"}, "could not parse prevResult: it is an error, not a result"),
+        (
+            {"code": 999, "msg": "an error"},
+            "result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is",
+        ),
         (
             {
                 "interfaces": [{"name": "eth0", "sandbox": "/x"}],
@@ -109,10 +112,38 @@ async def test_a_result_that_cannot_be_checked_is_a_wrong_configuration(
     assert details in reply.json["details"]
 
 
+async def test_nulls_of_a_previous_result_are_absent(served: Harness) -> None:
+    previous = await attached(served)
+    interfaces = [{"name": "lxc1", "mac": None, "sandbox": None}, *previous["interfaces"][1:]]  # type: ignore[index]
+    assert (await check(served, {**previous, "interfaces": interfaces, "routes": None})).code == 0
+
+
+async def test_an_address_with_another_prefix_length_is_another_address(served: Harness) -> None:
+    previous = await attached(served)
+    first: dict[str, str] = previous["ips"][0]  # type: ignore[index]
+    wider = first["address"].replace("/32", "/24")
+    reply = await check(served, {**previous, "ips": [{**first, "address": wider}]})
+    assert (reply.json["code"], reply.message) == (999, f"expected ip {wider} on interface eth0")
+
+
+async def test_a_check_with_malformed_arguments_names_them(served: Harness) -> None:
+    previous = await attached(served)
+    reply = await served.call("CHECK", pod="pod-of-cid1", conf={"prevResult": previous}, CNI_ARGS="A=b")
+    assert (reply.json["code"], reply.message) == (7, "InvalidArgs")
+    assert reply.json["details"] == 'unable to extract CNI arguments: ARGS: unknown args ["A=b"]'
+
+
+async def test_the_error_of_a_check_shows_the_configuration_as_it_came(served: Harness) -> None:
+    reply = await check(served, {"ips": "x"})
+    assert reply.json["details"].startswith('unable to parse CNI configuration "{"cniVersion": "1.0.0", ')
+
+
 async def test_of_a_chained_attachment_only_the_health_is_checked(served: Harness) -> None:
     previous = await attached(served)
     served.node.links.clear()
-    assert (await check(served, previous, name="mynet", **{"chaining-mode": "generic-veth"})).code == 0
+    chained: dict[str, object] = {"name": "mynet", "chaining-mode": "generic-veth"}
+    assert (await check(served, previous, **chained)).code == 0
+    assert (await check(served, None, **chained)).code == 0
     reply = await check(served, previous, **{"chaining-mode": "none"})
     assert (reply.json["code"], reply.message) == (999, "invalid chaining-mode none")
 
