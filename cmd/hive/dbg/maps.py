@@ -108,10 +108,10 @@ def _events(name: str, follow: bool) -> Iterator[dict[str, Any]]:
         status, content = send("GET", path)
         found = [decoded(line) for line in content.splitlines()] if status == http.client.OK else []
     except RequestFailedError as error:
-        raise click.ClickException(f"could not get map name events: {error}\n") from error
+        raise click.ClickException(f"could not get map name events: {error}") from error
     if status != http.client.OK:
         reason = explain("GET /map/{name}/events", status, content)
-        raise click.ClickException(f"could not get map name events: {reason}\n")
+        raise click.ClickException(f"could not get map name events: {reason}")
     yield from found
 
 

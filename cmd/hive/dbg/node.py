@@ -115,7 +115,7 @@ def encrypt_status(output: str) -> None:
     """Display the current encryption state"""
     root_only("cilium-dbg encrypt status")
     failure = "Cannot get daemon encryption status"
-    status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"})
+    status = ask_or_fail(failure, "GET /healthz", end="", headers={"Brief": "false"})
     found = _encryption(status.get("encryption") or {})
     if found["mode"] == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves this to its clients
         try:

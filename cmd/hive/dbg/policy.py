@@ -332,7 +332,7 @@ def get_address(cidr: str | None, labels: tuple[str, ...], numeric: bool, verbos
 def _print_addresses(
     query: dict[str, str] | None, body: list[str] | None, numeric: bool, verbose: bool, output: str
 ) -> None:
-    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", query=query, body=body)
+    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", end="", query=query, body=body)
     if output:
         click.echo(printed(model(found), output, "[cells.api.models.node:IPListEntry]"))
         return

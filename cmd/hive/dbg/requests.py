@@ -212,12 +212,15 @@ def misread(context: click.Context) -> str:
     return ""
 
 
-def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:
-    """Call an operation; on failure, exit with a line that starts with ``failure``."""
+def ask_or_fail(failure: str, operation: str, *, end: str = "\n", **request: Any) -> Any:
+    """Call an operation; on failure, exit with a line that starts with ``failure``.
+
+    ``end`` follows it: most of Cilium's commands print an empty line, too.
+    """
     try:
         return ask(operation, **request)
     except RequestFailedError as error:
-        raise click.ClickException(f"{failure}: {error}\n") from error
+        raise click.ClickException(f"{failure}: {error}{end}") from error
 
 
 def path_of(template: str, named: Mapping[str, str], query: Mapping[str, str] | None = None) -> str:

@@ -57,9 +57,7 @@ def test_requests_output_and_exit_codes_are_as_recorded(
     stdout = recording["stdout"]
     printed = stdout if isinstance(stdout, str) else json.dumps(stdout, indent=2)
     assert lines_of(out, name) == lines_of(printed, name)
-    assert lines_of(err.replace(str(tmp_path), "/var/run/cilium"), name) == lines_of(
-        recording.get("stderr", ""), name
-    )
+    assert err.replace(str(tmp_path), "/var/run/cilium") == recording.get("stderr", "")
     assert code == recording["exit_code"]
     requests = [one["request"] for one in recording["exchanges"]]
     expected = [(one["method"], one["path"], one.get("body")) for one in requests]
@@ -80,6 +78,23 @@ def test_remote_clusters_are_printed_as_recorded(
     out, err = capfd.readouterr()
     assert lines_of(out, name) == lines_of(recording["stdout"], name)
     assert err == recording["stderr"]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in recordings("wireguard").glob("dbg_*.json")))
+def test_the_state_of_wireguard_is_printed_as_recorded(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = load(f"wireguard/{name}")
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    with replaying(tmp_path / "cilium.sock", recording["exchanges"]):
+        code = run(recording["argv"][1:])
+    out, err = capfd.readouterr()
+    if "crash" in recording:
+        assert "Traceback" not in err
+        return
+    assert lines_of(out, name) == lines_of(recording["stdout"], name)
+    assert err == recording["stderr"]
+    assert code == recording["exit_code"]
 
 
 def test_preferred_backends_of_global_services_are_marked_when_asked(
