@@ -1,5 +1,6 @@
 """Label selectors in one canonical form, so that equal selectors share one entry of the selector cache.
 
+As in Cilium, selectors are equal if their labels and their lists of expressions are.
 Rules are translated to these; the selector cache matches them against the labels of identities. A key's
 prefix names the label's source (``k8s:``, ``reserved:``, ``cidr:``); a key without a prefix matches labels
 from any source. A ``cidr:`` key matches every identity with a prefix inside it.
@@ -28,18 +29,25 @@ CIDR_INDEX: IndexKey = (CIDR, None)
 
 
 class Requirement(NamedTuple):
-    """One condition on one label key. ``values`` is sorted; empty for Exists and DoesNotExist."""
+    """One condition on one label key. ``values`` is empty for Exists and DoesNotExist."""
 
     source: str
     key: str
     operator: str
     values: tuple[str, ...] = ()
+    is_label: bool = False
+    """Whether it is one of ``matchLabels``: IN with one value."""
 
     @classmethod
     def of(cls, key: str, operator: str, values: Iterable[str] = ()) -> Requirement:
         """Return a requirement for a key of a selector; the part before the first colon is the source."""
         source, colon, name = key.partition(":")
-        return cls(*((source, name) if colon else (ANY, key)), operator, tuple(sorted(set(values))))
+        return cls(*((source, name) if colon else (ANY, key)), operator, tuple(dict.fromkeys(values)))
+
+    @classmethod
+    def label(cls, key: str, value: str) -> Requirement:
+        """Return the requirement of an entry of ``matchLabels``."""
+        return cls.of(key, IN, (value,))._replace(is_label=True)
 
     @property
     def text_key(self) -> str:
@@ -48,7 +56,7 @@ class Requirement(NamedTuple):
 
     def matches(self, labels: LabelSet) -> bool:
         """Whether the labels meet the condition, by Kubernetes' definition of the four operators."""
-        source, key, operator, values = self
+        source, key, operator, values, _ = self
         value = _cidr_value(labels, key) if source == CIDR else labels.value(source, key)
         if operator == IN:
             return value is not None and value in values
@@ -71,13 +79,15 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
 
     @classmethod
     def of(cls, requirements: Iterable[Requirement]) -> Selector:
-        """Return a selector with the requirements sorted and without duplicates."""
-        return cls(tuple(sorted(set(requirements))))
+        """Return a selector with sorted labels, then the other requirements in order; no duplicates."""
+        distinct = dict.fromkeys(requirements)
+        labels = sorted(one for one in distinct if one.is_label)
+        return cls((*labels, *(one for one in distinct if not one.is_label)))
 
     @classmethod
     def reserved(cls, name: str) -> Selector:
         """Return the selector of identities with the label ``reserved:NAME``."""
-        return cls((Requirement("reserved", name, IN, ("",)),))
+        return cls((Requirement("reserved", name, IN, ("",), is_label=True),))
 
     def with_requirements(self, *requirements: Requirement) -> Selector:
         """Return this selector with additional requirements."""
@@ -133,12 +143,12 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
     @cached_property
     def _object(self) -> dict[str, object]:
         shown: dict[str, object] = {}
-        equal = {one.text_key: one.values[0] for one in self.requirements if _is_equality(one)}
+        equal = {one.text_key: one.values[0] for one in self.requirements if one.is_label}
         other = [
             {"key": one.text_key, "operator": one.operator}
             | ({"values": list(one.values)} if one.values else {})
             for one in self.requirements
-            if not _is_equality(one)
+            if not one.is_label
         ]
         if equal:
             shown["matchLabels"] = equal
@@ -149,10 +159,6 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
     def as_object(self) -> object:
         """Return a LabelSelector with the source before each key, or ``*`` for the wildcard."""
         return self._object or "*"
-
-
-def _is_equality(requirement: Requirement) -> bool:
-    return requirement.operator == IN and len(requirement.values) == 1
 
 
 PeerSelector = Selector | FQDNSelector
@@ -174,8 +180,8 @@ def selector_text(selector: PeerSelector) -> str:
     """Format a selector like Go's ``LabelSelector.String()`` or Cilium's ``FQDNSelector.String()``."""
     if isinstance(selector, FQDNSelector):
         return f"MatchName: {selector.match_name}, MatchPattern: {selector.match_pattern}"
-    equal = [one for one in selector.requirements if one.operator == IN and len(one.values) == 1]
-    other = [one for one in selector.requirements if one not in equal]
+    equal = [one for one in selector.requirements if one.is_label]
+    other = [one for one in selector.requirements if not one.is_label]
     labels = "".join(f"{key}: {one.values[0]}," for key, one in sorted((_key(one), one) for one in equal))
     expressions = "".join(
         f"LabelSelectorRequirement{{Key:{_key(one)},Operator:{one.operator},"

@@ -164,6 +164,8 @@ def _identities(entries: PolicyEntries) -> dict[tuple[bool, bool], list[int]]:
 
 def _port_rule(use: PortUse) -> models.PolicyRule:
     filter_: dict[str, Any] = {"port": use.port}
+    if use.end:
+        filter_["endPort"] = use.end
     if use.port_name:
         filter_["port-name"] = use.port_name
     filter_["protocol"] = use.protocol

@@ -103,7 +103,7 @@ def filters_in_steps(
     origins: _Origins = {}
     required = {
         deny: tuple(
-            requirement
+            requirement._replace(is_label=False)
             for rule in rules
             for entry in rule.of(direction)
             if entry.deny == deny

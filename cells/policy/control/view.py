@@ -141,10 +141,12 @@ class PortUse(msgspec.Struct, frozen=True):
     """The rules of an endpoint for one port: by selector, with the labels of their origins."""
 
     port: int
+    end: int
+    """The last port of a range, else 0."""
     port_name: str
     protocol: str
     l7_rules: Mapping[str, dict[str, Any] | None]
-    """Deny, authentication and L7 rules in Cilium's JSON; None if the selector is merely allowed."""
+    """Deny, authentication and L7 rules in Cilium's JSON, sorted by selector; None for a mere allow."""
     origins: Mapping[str, tuple[tuple[str, ...], ...]]
 
 
@@ -271,18 +273,18 @@ class PolicyView:
 
 
 def _port_use(filter_: Filter) -> PortUse:
-    texts = {selector: selector_text(selector) for selector in filter_.selectors}
+    texts = {selector_text(selector): policy for selector, policy in filter_.selectors.items()}
+    policies = sorted(texts.items(), key=lambda one: one[0])
     return PortUse(
         port=filter_.port.port,
+        end=filter_.port.end,
         port_name=filter_.port.name,
         protocol=_PROTOCOL_NAMES[filter_.port.protocol],
-        l7_rules={
-            texts[selector]: _l7_rules_json(selector_policy)
-            for selector, selector_policy in filter_.selectors.items()
-        },
+        l7_rules={text: _l7_rules_json(policy) for text, policy in policies},
         origins={
-            texts[selector]: tuple(sorted({origin.labels for origin in selector_policy.origins}))
-            for selector, selector_policy in filter_.selectors.items()
+            text: tuple(sorted({origin.labels for origin in policy.origins}))
+            for text, policy in policies
+            if policy.origins
         },
     )
 
@@ -290,12 +292,12 @@ def _port_use(filter_: Filter) -> PortUse:
 def _l7_rules_json(selector_policy: SelectorPolicy) -> dict[str, Any] | None:
     """Deny, authentication and L7 rules of a selector; None if it is merely allowed."""
     rule: dict[str, Any] = {}
-    if selector_policy.deny:
-        rule["IsDeny"] = True
-    if selector_policy.auth is not None:
-        rule["auth"] = {"mode": selector_policy.auth}
     if selector_policy.rules is not None:
         rule |= msgspec.to_builtins(selector_policy.rules)
+    if selector_policy.auth is not None:
+        rule["auth"] = {"mode": selector_policy.auth}
+    if selector_policy.deny:
+        rule["IsDeny"] = True
     return rule or None
 
 

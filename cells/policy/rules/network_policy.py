@@ -220,7 +220,7 @@ def _block(cidr: str, exceptions: Sequence[str], prefixes: set[Prefix]) -> list[
 def _selector(selector: NetworkPolicySelector, *, prefix: str = "") -> Selector:
     head = f"{K8S}:{prefix}." if prefix else f"{K8S}:"
     requirements = [
-        Requirement.of(f"{head}{key}", "In", (value,)) for key, value in (selector.match_labels or {}).items()
+        Requirement.label(f"{head}{key}", value) for key, value in (selector.match_labels or {}).items()
     ]
     for index, one in enumerate(selector.match_expressions or ()):
         if one.operator not in _OPERATORS:

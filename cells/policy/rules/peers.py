@@ -66,10 +66,7 @@ def label_selector(selector: EndpointSelector, *, source: str = "", prefix: str 
 
     return Selector.of(
         [
-            *(
-                Requirement.of(key(name), "In", (value,))
-                for name, value in (selector.match_labels or {}).items()
-            ),
+            *(Requirement.label(key(name), value) for name, value in (selector.match_labels or {}).items()),
             *(
                 Requirement.of(key(one.key), one.operator, one.values or ())
                 for one in selector.match_expressions or ()
@@ -80,7 +77,7 @@ def label_selector(selector: EndpointSelector, *, source: str = "", prefix: str 
 
 def in_namespace(namespace: str) -> Requirement:
     """Return the requirement that selects pods of a namespace."""
-    return Requirement(K8S, NAMESPACE, "In", (namespace,))
+    return Requirement.label(f"{K8S}:{NAMESPACE}", namespace)
 
 
 def scoped(
@@ -114,7 +111,7 @@ def entities(names: Iterable[str], options: PolicyOptions) -> list[Selector]:
             selectors += [Selector.reserved(world) for world in ("world", "world-ipv4", "world-ipv6")]
         elif name == "cluster":
             selectors += [Selector.reserved(reserved) for reserved in _CLUSTER_RESERVED]
-            selectors.append(Selector.of([Requirement(K8S, CLUSTER, "In", (options.cluster_name,))]))
+            selectors.append(Selector.of([Requirement.label(f"{K8S}:{CLUSTER}", options.cluster_name)]))
         else:
             selectors.append(Selector.reserved(name))
     return selectors
@@ -127,7 +124,7 @@ def cidr_selectors(prefixes: Iterable[Prefix], options: PolicyOptions) -> list[S
     select nodes and pods depends on the identities, not on the selector.
     """
     prefixes = list(prefixes)
-    selectors = [Selector((Requirement(CIDR, cidr_label(prefix), "In", ("",)),)) for prefix in prefixes]
+    selectors = [Selector((Requirement.label(f"{CIDR}:{cidr_label(prefix)}", ""),)) for prefix in prefixes]
     families = {prefix.version for prefix in prefixes if prefix.prefixlen == 0}
     if options.dual_stack:
         selectors += [Selector.reserved(f"world-ipv{version}") for version in sorted(families)]

@@ -395,12 +395,16 @@ class RuleSpec(PolicyPart, frozen=True, gc=False):
                 yield from port.features()
 
     def parts(self) -> Iterator[tuple[str, IngressRule | EgressRule]]:
-        """Yield the rule's entries with their paths in the spec."""
+        """Yield the rule's entries with their paths in the spec.
+
+        ``egressDeny`` has no ``toFQDNs`` in Cilium, so they are dropped as other unknown fields are.
+        """
+        egress_deny = tuple(structs.replace(one, to_fqdns=None) for one in self.egress_deny or ())
         directions: tuple[tuple[str, tuple[IngressRule | EgressRule, ...] | None], ...] = (
             ("ingress", self.ingress),
             ("ingressDeny", self.ingress_deny),
             ("egress", self.egress),
-            ("egressDeny", self.egress_deny),
+            ("egressDeny", egress_deny),
         )
         for name, rules in directions:
             for index, rule in enumerate(rules or ()):

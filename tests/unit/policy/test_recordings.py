@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 
 from cells.policy.compute import Entry, Key, PolicyConflictError
+from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.map_state import lookup
-from cells.policy.rules import SUPPORTED, Direction, PolicyError
+from cells.policy.labels import FQDNSelector
+from cells.policy.rules import MAX_PORT, PROTOCOLS, SUPPORTED, Direction, PolicyError
+from cells.policy.selectors import Selector
 from tests.support.counts import Count
 from tests.unit.policy.exclusions import Difference, Fault, upstream_faults
 from tests.unit.policy.replay import (
@@ -108,6 +112,8 @@ def compare(case: Case, endpoint: Json, expected: Json, faults: Collection[Fault
     for direction in DIRECTIONS:
         assert case.policy(endpoint, direction).enforced == expected[f"{direction}_enforced"]
     same_entries(entries, expected["map"])
+    for direction in DIRECTIONS:
+        same_selectors(case.policy(endpoint, direction), expected["filters"])
     counts["entries"] += len(expected["map"])
 
 
@@ -125,6 +131,34 @@ def same_verdicts(
                     f"{one['direction']} {one['port']}: {seen}"
                 )
                 counts["verdicts"] += 1
+
+
+def same_selectors(policy: DirectionPolicy, recorded: Json) -> None:
+    """Compare the selectors of each port; ranges of one port are single ports here."""
+    ours: dict[object, list[str]] = {}
+    for filter_ in policy.filters:
+        end = filter_.port.end or filter_.port.port
+        ours[filter_.port.protocol, filter_.port.port, end, filter_.port.name] = as_text(
+            peer.as_object() if isinstance(peer, Selector) else named(peer) for peer in filter_.selectors
+        )
+    theirs: dict[object, list[str]] = {}
+    for one in recorded:
+        if one["direction"] == policy.direction:
+            protocol = PROTOCOLS[one["protocol"].upper()]
+            port, name, end = one["port"], one.get("port_name", ""), one.get("end_port", 0)
+            whole = port == 0 and end == MAX_PORT
+            key = (protocol, port, port if whole else max(port, end), name)
+            theirs[key] = as_text(each["selector"] for each in one["selectors"])
+    assert ours == theirs
+
+
+def as_text(selectors: Iterable[object]) -> list[str]:
+    return sorted(json.dumps(one, sort_keys=True) for one in selectors)
+
+
+def named(selector: FQDNSelector) -> dict[str, str]:
+    fields = {"matchName": selector.match_name, "matchPattern": selector.match_pattern}
+    return {key: value for key, value in fields.items() if value}
 
 
 def same_entries(entries: dict[tuple[Direction, Key], Entry], recorded: Json) -> None:

@@ -34,12 +34,10 @@ spec:
 
 
 def test_selectors_read_as_cilium_writes_them() -> None:
-    web = Selector.of(
-        [Requirement("k8s", "app", "In", ("web",)), Requirement("any", "x", "NotIn", ("a", "b"))]
-    )
+    web = Selector.of([Requirement("any", "x", "NotIn", ("b", "a")), Requirement.label("k8s:app", "web")])
     assert selector_text(web) == (
         "&LabelSelector{MatchLabels:map[string]string{k8s.app: web,},MatchExpressions:[]"
-        "LabelSelectorRequirement{LabelSelectorRequirement{Key:any.x,Operator:NotIn,Values:[a b],},},}"
+        "LabelSelectorRequirement{LabelSelectorRequirement{Key:any.x,Operator:NotIn,Values:[b a],},},}"
     )
     assert selector_text(FQDNSelector("a.example")) == "MatchName: a.example, MatchPattern: "
 
@@ -125,6 +123,38 @@ async def test_selectors_list_selected_identities_and_a_rule(tmp_path: Path) -> 
         assert use.identities == (frontend.id,)
         assert use.users == 1
         assert "k8s:io.cilium.k8s.policy.name=cart" in map(str, use.labels)
+
+
+RANGE = """
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: cart, namespace: shop, uid: u-1}
+spec:
+  endpointSelector: {matchExpressions: [{key: app, operator: In, values: [cart]}]}
+  ingress:
+    - fromEndpoints:
+        - matchLabels: {app: web}
+        - matchExpressions: [{key: app, operator: In, values: [frontend]}]
+      toPorts: [{ports: [{port: "8080", endPort: 8090, protocol: TCP}]}]
+"""
+
+
+async def test_selectors_and_ranges_are_shown_as_written(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        view = await settled(node, RANGE)
+        (rule,) = view.rules()
+        written = [{"key": "any:app", "operator": "In", "values": ["cart"]}]
+        namespace = {"k8s:io.kubernetes.pod.namespace": "shop"}
+        assert rule["endpointSelector"] == {"matchLabels": namespace, "matchExpressions": written}
+        policy = EndpointPolicyModels(node.policies, view, FixedFacts(), None).of(endpoint(node)).realized
+        (port,) = policy.l4.ingress
+        assert port.rule.startswith('{"port":8080,"endPort":8090,"protocol":"TCP","l7-rules":[{')
+        first, second = (selector for one in json.loads(port.rule)["l7-rules"] for selector in one)
+        assert "{any.app: web,k8s.io.kubernetes.pod.namespace: shop,}" in first
+        assert (
+            "MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:any.app,Operator:In"
+            in second
+        )
 
 
 async def test_an_endpoint_shows_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
