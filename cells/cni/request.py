@@ -162,7 +162,7 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(text)
     except msgspec.ValidationError:
-        return decoder.decode(msgspec.json.encode(json.loads(bytes(text), object_pairs_hook=_without_nulls)))
+        return decoder.decode(json.dumps(json.loads(bytes(text), object_pairs_hook=_without_nulls)))
 
 
 def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

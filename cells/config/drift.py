@@ -137,7 +137,7 @@ def mounted_sources(config_dir: Path) -> list[Path]:
         overrides = json.loads((config_dir / OVERRIDES).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
         return []  # created manually or by another program
-    if not isinstance(overrides, dict) or any(value is not None for value in overrides.values()):
+    if not isinstance(overrides, dict) or any(overrides.values()):
         return []
     found = [Path(source.name) for source in sources if source.kind == "directory"]
     return found if len(found) == len(sources) and all(map(_is_mounted, found)) else []

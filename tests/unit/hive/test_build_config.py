@@ -84,10 +84,7 @@ def test_later_sources_win_and_matching_node_configs_by_name(manifests: Path, tm
         {"kind": "cilium-node-config", "namespace": "kube-system", "name": "a"},
         {"kind": "cilium-node-config", "namespace": "kube-system", "name": "b"},
     ]
-    assert json.loads(found["config-sources-overrides"]) == {
-        "allowConfigKeys": None,
-        "denyConfigKeys": None,
-    }
+    assert found["config-sources-overrides"] == '{"allowConfigKeys":null,"denyConfigKeys":null}'
     assert "cilium-node-config:kube-system/b overrides debug" in result.stderr
 
 
@@ -108,7 +105,6 @@ def test_without_the_node_source_its_annotations_mean_nothing(manifests: Path, t
     [
         ("--allow-config-keys=debug", "1400", "true"),
         ("--deny-config-keys=debug", "1300", "false"),
-        ("--allow-config-keys=", "1400", "false"),
     ],
 )
 def test_protected_keys_of_later_sources_are_ignored(
@@ -118,6 +114,32 @@ def test_protected_keys_of_later_sources_are_ignored(
     result = build(dest, f"--manifests-dir={manifests}", "--source=config-map,node", option)
     assert (settings(dest)["mtu"], settings(dest)["debug"]) == (mtu, debug)
     assert "has the non-overridable key" in result.stderr
+
+
+def test_an_empty_list_of_keys_restricts_nothing(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    empty = ("--allow-config-keys=", "--deny-config-keys=debug")
+    build(dest, f"--manifests-dir={manifests}", "--source=config-map,node", *empty)
+    assert (settings(dest)["mtu"], settings(dest)["debug"]) == ("1300", "false")
+    build(dest, f"--manifests-dir={manifests}", "--source=config-map,node", empty[0])
+    assert (settings(dest)["mtu"], settings(dest)["debug"]) == ("1300", "true")
+
+
+def test_keys_that_a_config_map_cannot_have_are_left_out(tmp_path: Path) -> None:
+    long = "k" * 254
+    labels = {"config.cilium.io/a b": "1", f"config.cilium.io/{long}": "2", "config.cilium.io/mtu": "1400"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "annotations": labels}}
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+    result = build(tmp_path / "out", f"--manifests-dir={tmp_path}", "--source=node")
+    assert settings(tmp_path / "out").keys() == {"mtu", "config-sources", "config-sources-overrides"}
+    assert f"error: {long!r} is not a key of a ConfigMap: left out" in result.stderr
+
+
+def test_a_missing_node_fails(manifests: Path, tmp_path: Path) -> None:
+    result = build(tmp_path / "out", f"--manifests-dir={manifests}", "--source=config-map,node:other")
+    assert result.exit_code == 1
+    assert "Build config failed: node:other not found" in result.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_named_node_config_is_taken_whatever_it_selects(manifests: Path, tmp_path: Path) -> None:
@@ -145,7 +167,7 @@ def test_a_mounted_config_map_is_a_source(tmp_path: Path) -> None:
 def test_the_directory_changes_at_once_and_forgets(tmp_path: Path) -> None:
     messages: list[str] = []
     write.write_directory(tmp_path, {"a": "1", "b": "2", "x/y": "3"}, messages.append)
-    assert messages == ["error: 'x/y' is not a name of a setting: left out"]
+    assert messages == ["error: 'x/y' is not a key of a ConfigMap: left out"]
     assert (tmp_path / "a").readlink() == Path("..data/a")
     first = (tmp_path / "..data").readlink()
     write.write_directory(tmp_path, {"a": "9"}, messages.append)

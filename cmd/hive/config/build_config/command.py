@@ -102,7 +102,8 @@ def _cluster(
 
 
 def _keys(text: str | None) -> frozenset[str] | None:
-    return None if text is None else frozenset(key for key in text.replace(",", " ").split() if key)
+    """Return the keys of a list; an empty list restricts nothing, as in Cilium."""
+    return frozenset((text or "").replace(",", " ").split()) or None
 
 
 def _names(found: list[list[Found]]) -> str:

@@ -43,10 +43,10 @@ def merge(
         allowed = {key: value for key, value in found.values.items() if key not in refused}
         _put(values, allowed, found, report)
     named = [found.source for found in (*first, *later) if found.values]
-    values["config-sources"] = json.dumps(
+    values["config-sources"] = _json(
         [{"kind": one.kind, "namespace": one.namespace, "name": one.name} for one in named]
     )
-    values["config-sources-overrides"] = json.dumps(
+    values["config-sources-overrides"] = _json(
         {"allowConfigKeys": _listed(overrides.allow), "denyConfigKeys": _listed(overrides.deny)}
     )
     return values
@@ -56,6 +56,10 @@ def _put(values: dict[str, str], more: Mapping[str, str], found: Found, report: 
     for key in sorted(more.keys() & values.keys()):
         report(f"{found.source.title} overrides {key}")
     values.update(more)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _listed(keys: frozenset[str] | None) -> list[str] | None:

@@ -93,11 +93,10 @@ def _node_configs(source: Source, cluster: Cluster, node: str, report: Report) -
 
 
 def _node_overrides(source: Source, cluster: Cluster, report: Report) -> dict[str, str]:
-    """Return the settings in a node's metadata; annotations override labels."""
+    """Return the settings in a node's metadata; annotations override labels. Raises SourceError."""
     node = cluster.node(source.name)
     if node is None:
-        report(f"error: {source.title} not found: taken as empty")
-        return {}
+        raise SourceError(f"{source.title} not found")
     values: dict[str, str] = {}
     for carried in (node.labels, node.annotations):
         for key, value in carried.items():

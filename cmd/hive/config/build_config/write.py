@@ -1,5 +1,6 @@
 """Writes the configuration directory atomically, as Kubernetes writes a mounted ConfigMap."""
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from hive.config.build_config.sources import Report
 
 DATA = "..data"
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 def write_directory(directory: Path, values: Mapping[str, str], report: Report) -> None:
@@ -17,9 +19,9 @@ def write_directory(directory: Path, values: Mapping[str, str], report: Report) 
     Files are links through ``..data`` to the newest of ``..data_*``; unused links and data of earlier runs
     are removed. Raises OSError; then the previous values stay.
     """
-    wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
+    wrong = sorted(key for key in values if not _is_key(key))
     for key in wrong:
-        report(f"error: {key!r} is not a name of a setting: left out")
+        report(f"error: {key!r} is not a key of a ConfigMap: left out")
     keys = [key for key in values if key not in wrong]
     directory.mkdir(parents=True, exist_ok=True)
     fresh = _new_data(directory)
@@ -37,6 +39,11 @@ def write_directory(directory: Path, values: Mapping[str, str], report: Report) 
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     _sweep(directory, fresh)
+
+
+def _is_key(key: str) -> bool:
+    """Whether a ConfigMap may have the key (IsConfigMapKey of Kubernetes)."""
+    return _KEY.fullmatch(key) is not None and key != "." and not key.startswith("..")
 
 
 def _new_data(directory: Path) -> Path:
