@@ -81,6 +81,7 @@ class ServiceType(IntEnum):
         return _TYPE_NAMES[self]
 
 
+_HEALTH_CHECKED = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 _TYPE_NAMES = {
     ServiceType.CLUSTER_IP: "ClusterIP",
     ServiceType.NODE_PORT: "NodePort",
@@ -215,7 +216,6 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     node: str = ""
     port_name: str = ""
     weight: int = DEFAULT_WEIGHT
-    zone: str = ""
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
     """Whether other backends are used only while no preferred one is active."""
@@ -252,6 +252,15 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     """The requested service ID; 0: any."""
     partial: bool = False
     """Whether remote backends may be missing; then backends of an earlier agent stay."""
+
+    @property
+    def answered_port(self) -> int:
+        """The health check port that answers by this frontend's backends; 0: none.
+
+        Only frontends for clients outside count, with the traffic policy Local.
+        """
+        counts = self.ext_local and self.key.scope == EXTERNAL and self.type in _HEALTH_CHECKED
+        return self.health_check_node_port if counts else 0
 
 
 def parse_address(text: str) -> IPAddress | None:

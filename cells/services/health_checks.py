@@ -23,7 +23,7 @@ import msgspec
 
 from cells.config import AgentConfig
 from cells.observe.health import StatusCollector
-from cells.services import EXTERNAL, FrontendKey
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import HealthAnswer, health_answers
 from lifecycle import (
@@ -186,8 +186,7 @@ def _is_checked(served: ServedFrontend) -> bool:
 
 
 def _port_of(served: ServedFrontend) -> int:
-    """Return the health check port; 0 for internal scope, as the external frontend has the port."""
-    return served.frontend.health_check_node_port if served.key.scope == EXTERNAL else 0
+    return served.frontend.answered_port
 
 
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:

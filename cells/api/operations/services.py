@@ -46,6 +46,7 @@ __all__ = ["ServiceOperations", "part"]
 Value = TypeVar("Value")
 
 BAD_FRONTEND, BAD_BACKEND = 460, 461
+MAX_ID = 65535
 _STATES = {"": BackendState.ACTIVE} | {one.name.lower(): one for one in BackendState}
 _TYPES = {"": ServiceType.CLUSTER_IP} | {one.text: one for one in ServiceType}
 _POLICIES = {"": False, "Cluster": False, "Local": True}
@@ -54,8 +55,12 @@ _POLICIES = {"": False, "Cluster": False, "Local": True}
 def requested(body: ServiceRequest) -> RequestedService:
     """Parse the requested frontend.
 
-    Raises Refusal, or FrameworkError 422 for an invalid enum value.
+    Raises Refusal, or FrameworkError for an invalid enum value or number.
     """
+    if body.id > MAX_ID:
+        raise Refusal(500, f"service ID {body.id} exceeds the maximum limit of {MAX_ID}")
+    if body.id <= 0:
+        raise Refusal(500, f"invalid service ID {body.id}")
     given = body.frontend_address
     address = _address(BAD_FRONTEND, given.ip, given.port, given.protocol)
     flags = body.flags
@@ -67,6 +72,7 @@ def requested(body: ServiceRequest) -> RequestedService:
         name=ServiceName(flags.namespace, flags.name),
         ext_local=_ext_local(flags),
         int_local=_word(_POLICIES, "intTrafficPolicy", flags.int_traffic_policy),
+        health_check_node_port=_uint16("healthCheckNodePort", flags.health_check_node_port),
     )
 
 
@@ -88,7 +94,6 @@ def _requested_backend(given: BackendAddress, protocol: int) -> Backend:
         state,
         given.node_name,
         weight=weight,
-        zone=given.zone,
         preferred=given.preferred,
     )
 
@@ -97,9 +102,15 @@ def _address(status: int, text: str, port: int, protocol: str) -> ServiceAddress
     number = PROTOCOLS.get(protocol.upper()) if protocol.upper() not in {"", "NONE"} else 0
     if number is None:
         raise Refusal(status, f"unknown protocol {protocol!r}: expected TCP, UDP, SCTP or ANY")
-    if not 0 <= port < 1 << 16:
-        raise Refusal(status, f"invalid port {port}: expected 0 to 65535")
-    return ServiceAddress(_ip(status, text), port, number)
+    return ServiceAddress(_ip(status, text), _uint16("port", port), number)
+
+
+def _uint16(name: str, number: int) -> int:
+    """Return the number; others are not read from JSON in Cilium. Raises FrameworkError 400."""
+    if not 0 <= number < 1 << 16:
+        problem = f"{name} is {number}: expected 0 to 65535"
+        raise FrameworkError(400, 400, f'parsing config body from "" failed, because {problem}')
+    return number
 
 
 def _ip(status: int, text: str) -> IPv4Address | IPv6Address:
@@ -162,10 +173,13 @@ class ServiceOperations:
         return answer(200, service_model(found)) if found is not None else empty(404)
 
     async def put_service(self, request: Request) -> Response:
-        """PUT /service/{id}: 201 for a new service; with updateServices, set backend states."""
+        """PUT /service/{id}: 201 for a new service; ID 0 and updateServices: set backend states.
+
+        The ID in the body counts.
+        """
         body = read_body(request, ServiceRequest, "config")
         self._manual.check_followed()
-        if body.update_services:
+        if body.update_services and not body.id:
             await self._manual.set_states(requested_backends(body))
             return empty(200)
         return empty(201 if await self._manual.put(requested(body)) else 200)
@@ -254,7 +268,6 @@ def _backend(backend: Backend) -> BackendAddress:
         preferred=backend.preferred,
         state=backend.state.name.lower(),
         weight=backend.weight,
-        zone=backend.zone,
     )
 
 

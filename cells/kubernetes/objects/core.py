@@ -306,7 +306,6 @@ class SliceEndpoint(ObjectPart, frozen=True, gc=False):
     addresses: tuple[str, ...] | None = None
     conditions: EndpointConditions = EndpointConditions()
     node_name: str | None = None
-    zone: str | None = None
     hostname: str | None = None
     hints: EndpointHints | None = None
     target_ref: TargetReference | None = None

@@ -85,6 +85,7 @@ class RequestedService(msgspec.Struct, frozen=True):
     name: ServiceName
     ext_local: bool = False
     int_local: bool = False
+    health_check_node_port: int = 0
 
 
 def frontend_of(requested: RequestedService, node_name: str, options: LoadBalancerOptions) -> Frontend:
@@ -107,6 +108,7 @@ def frontend_of(requested: RequestedService, node_name: str, options: LoadBalanc
         ),
         ext_local=requested.ext_local,
         int_local=requested.int_local,
+        health_check_node_port=requested.health_check_node_port,
         two_scopes=outside and requested.ext_local != requested.int_local,
         routable=int(key.ip) != 0
         and (requested.type is not ServiceType.CLUSTER_IP or options.bpf_lb_external_clusterip),
@@ -227,8 +229,6 @@ def _have_states(served: Frontend, wanted: Mapping[ServiceAddress, Backend]) -> 
 def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool:
     """Whether the frontend is new. Raises Refusal for a conflict of numbers or families."""
     key, number = frontend.key, frontend.number
-    if not 0 < number < 1 << 16:
-        raise Refusal(500, f"invalid service ID {number}")
     versions = {one.address.version for one in frontend.backends}
     if versions - {key.address.version}:
         raise Refusal(500, f"Unable to upsert service {key} as NAT46/64 is disabled")

@@ -21,7 +21,6 @@ from cells.kubernetes.objects.core import EndpointConditions, EndpointSlice, Sli
 from cells.services import (
     ANY_PROTOCOL,
     DEFAULT_WEIGHT,
-    EXTERNAL,
     FIRST_BYTES_OF_SPECIAL,
     PROTOCOLS,
     Backend,
@@ -106,7 +105,6 @@ class SliceBackends(Sequence[Backend]):
             endpoint.node_name or "",
             self._port_name,
             self._weight,
-            endpoint.zone or "",
             _hinted_zones(endpoint),
         )
 
@@ -305,9 +303,7 @@ def _add(
                 address = new(ServiceAddress, mark + packed + end)  # ServiceAddress.read(), inlined
                 held = of_port.get(address)
                 if held is None or state < held.state:
-                    of_port[address] = Backend(
-                        address, state, endpoint.node_name or "", name, weight, endpoint.zone or "", hinted
-                    )
+                    of_port[address] = Backend(address, state, endpoint.node_name or "", name, weight, hinted)
 
 
 def _weight(slice_: EndpointSlice) -> int:
@@ -429,8 +425,8 @@ def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
     """
     counts: dict[int, tuple[ServiceName, int]] = {}
     for frontend in frontends:
-        port = frontend.health_check_node_port
-        if not port or frontend.key.scope != EXTERNAL:
+        port = frontend.answered_port
+        if not port:
             continue
         active = sum(one.state is BackendState.ACTIVE for one in frontend.backends)
         count = 1 if frontend.l7_proxy_port else active

@@ -407,7 +407,7 @@ class _FrontendBuilder:
         ranges = self._source_ranges() if checked else ()
         two_scopes = self._ext_local != self._int_local and not is_cluster_ip
         scopes = _TWO_SCOPES if two_scopes and type_ in _SCOPED_TYPES else _ONE_SCOPE
-        affinity, health_check = self._affinity_timeout(), self._health_check_port(type_)
+        affinity = self._affinity_timeout()
         for port in ports:
             number = port.node_port if type_ is _NODE_PORT else port.port
             protocol = PROTOCOLS.get(port.protocol) if options.bpf_lb_proto_diff else ANY_PROTOCOL
@@ -431,7 +431,7 @@ class _FrontendBuilder:
                         source_ranges_deny=bool(ranges) and annotations.deny,
                         algorithm=annotations.algorithm if not is_cluster_ip else "",
                         direct=outside and self._direct(port, type_),
-                        health_check_node_port=health_check,
+                        health_check_node_port=self._spec.health_check_node_port,
                         routable=outside and not address.is_wildcard,
                         port_name=port.name,
                     )
@@ -444,9 +444,6 @@ class _FrontendBuilder:
             return ()
         ranges = {str(one) for one in map(parse_prefix, given) if one}
         return tuple(sorted(ranges)) or (() if self._annotations.deny else NO_RANGES)
-
-    def _health_check_port(self, type_: ServiceType) -> int:
-        return self._spec.health_check_node_port if self._ext_local and type_ in _SCOPED_TYPES else 0
 
     def _affinity_timeout(self) -> int:
         if self._spec.session_affinity != "ClientIP":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -145,6 +146,22 @@ def compare(recorded: Json, run: Run, theirs: Names, ours: Names) -> None:
     ours.learn(own)
     assert differences(known(canonical(state, theirs)), known(canonical(own, ours))) == []
     counts["states"] += 1
+    if "api_services" in recorded:
+        assert sorted(map(listed, run.api())) == sorted(map(listed, recorded["api_services"]))
+        counts["answers of GET /service"] += 1
+
+
+def listed(spec: Json) -> str:
+    """What is compared of a service in the API: not its number, its backends' order, and protocols."""
+    seen = {
+        "frontend": {key: value for key, value in spec["frontend-address"].items() if key != "protocol"},
+        "backends": sorted(
+            json.dumps({key: value for key, value in one.items() if key != "protocol"}, sort_keys=True)
+            for one in spec.get("backend-addresses") or ()
+        ),
+        "flags": spec["flags"],
+    }
+    return json.dumps(seen, sort_keys=True)
 
 
 def known(state: dict[str, Any]) -> dict[str, Any]:

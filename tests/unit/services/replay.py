@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from cells.api.models.node import ServiceRequest
-from cells.api.operations.services import requested, requested_backends
+from cells.api.operations.services import requested, requested_backends, service_model
 from cells.cluster.identity.numbers import ClusterNumbers
 from cells.clustermesh.keys import RemoteValues
 from cells.clustermesh.tables import BY_NAME, RemoteService, RemoteServiceKey
@@ -325,19 +325,29 @@ class Run:
         body = "" if event["method"] == "HEAD" else answer.body.decode()
         return {"status": answer.status, "body": body, "headers": dict(answer.headers)}
 
+    def _early(self) -> set[int]:
+        """Return the numbers of frontends that the recorded tree did not serve yet."""
+        return {
+            one.id
+            for one in self.served.all()
+            if str(one.frontend.service) not in self._sliced
+            and one.frontend.type.text in SERVED_EARLY
+            and not one.frontend.backends
+        }
+
+    def api(self) -> list[Json]:
+        """Return the specs of GET /service."""
+        early = self._early()
+        return [
+            msgspec.to_builtins(service_model(one).spec) for one in self.served.all() if one.id not in early
+        ]
+
     def state(self) -> Json:
         """Return the state in a recording's form.
 
         It lacks services that have never had a slice: the recorded tree did not serve those, releases do.
         """
-        served = self.served.all()
-        early = {
-            one.id
-            for one in served
-            if str(one.frontend.service) not in self._sliced
-            and one.frontend.type.text in SERVED_EARLY
-            and not one.frontend.backends
-        }
+        early = self._early()
         maps = {}
         for name, entries in self.maps.items():
             number = NUMBER.get(name[len("cilium_lb4_") :])
@@ -351,7 +361,7 @@ class Run:
         backends = read(self._kernel.raw(), (4, 6)).backends
         ids = {backend.address: number for number, backend in backends.items()}
         return {
-            "frontends": [_shown(one, ids) for one in served if one.id not in early],
+            "frontends": [_shown(one, ids) for one in self.served.all() if one.id not in early],
             "backends": [{"id": number, "addr": str(address)} for address, number in ids.items()],
             "maps_after": maps,
         }

@@ -11,9 +11,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from cells.api.operations.services import ServiceOperations
+from cells.api.models.node import ServiceRequest
+from cells.api.operations.services import ServiceOperations, requested
+from cells.api.wire import FrameworkError
 from cells.services import (
     Backend,
     BackendState,
@@ -159,6 +162,9 @@ async def test_a_manual_service_is_served_and_deleted(folder: Path) -> None:
     ("body", "status", "text"),
     [
         (made(0, "10.0.0.7"), 500, "invalid service ID 0"),
+        (made(0, ip="ten"), 500, "invalid service ID 0"),
+        (made(70000, "10.0.0.7"), 500, "service ID 70000 exceeds the maximum limit of 65535"),
+        (states(**{"10_0_0_1": "maintenance"}) | {"id": 1}, 500, "is already registered to"),
         (made(1, "10.0.0.7"), 500, "is already registered to"),
         (made(9, "10.0.0.7", ip="10.96.0.10"), 460, "please use that ID instead of 9"),
         (made(9, "fd00::7"), 500, "NAT46/64 is disabled"),
@@ -178,6 +184,31 @@ async def test_an_unserviceable_manual_service_is_refused_and_changes_nothing(
         assert got == status
         assert text in message
         assert maps.entries == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frontend-address": {"ip": "198.51.100.7", "port": 65536}},
+        {"backend-addresses": [{"ip": "10.0.0.7", "port": -1}]},
+        {"flags": {"healthCheckNodePort": 70000}},
+    ],
+)
+def test_a_port_of_more_than_16_bits_is_an_invalid_body(wrong: Any) -> None:
+    body = msgspec.convert(made(700, "10.0.0.7") | wrong, ServiceRequest)
+    with pytest.raises(FrameworkError, match="expected 0 to 65535") as raised:
+        requested(body)
+    assert raised.value.status == 400
+
+
+async def test_a_manual_service_has_a_health_check_port(folder: Path) -> None:
+    body = made(700, "10.0.0.7")
+    body["flags"] |= {"extTrafficPolicy": "Local", "healthCheckNodePort": 32100}
+    async with served(folder, FakeServiceMaps()) as client:
+        assert await client("PUT", 700, body) == (201, None)
+        _, found = await client("GET", 700)
+        assert found["spec"]["flags"]["healthCheckNodePort"] == 32100
+        assert [one.frontend.answered_port for one in client.served.all() if one.id == 700] == [32100]
 
 
 async def test_a_backend_in_maintenance_gets_no_new_connections_until_it_is_active(folder: Path) -> None:
