@@ -102,7 +102,7 @@ EXECS: Final = (
 """Commands that succeed at the first call."""
 
 MULTICAST: Final = ("cilium-dbg", "bpf", "multicast", "group", "list")
-"""Refused: multicast is not built."""
+"""Fails: multicast is not built."""
 
 
 def sysdump(run: Callable[..., bytes]) -> list[str]:

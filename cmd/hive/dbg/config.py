@@ -3,13 +3,14 @@
 Source: Cilium 1.17, cilium-dbg/cmd/config*.go, pkg/option.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from hive.dbg.go_text import json_text, model, output_option, printed
-from hive.dbg.requests import ask_or_fail
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 OPTIONS: Final = {
     "ConntrackAccounting": "Enable per flow (conntrack) statistics",
@@ -67,19 +68,15 @@ def command(
     if list_options:
         click.echo(options_text(OPTIONS), nl=False)
     elif options[:1] == ("get",):
-        _get(options[1:], output)
+        _get(options[1:])
     elif options or num_pages:
         _change(options, num_pages)
     else:
         _show(_status(), show_all, read_only, output)
 
 
-def _config() -> Any:
-    return ask_or_fail("Error while retrieving configuration", "GET /config")
-
-
 def _status() -> Any:
-    status = _config().get("status")
+    status = ask_or_fail("Error while retrieving configuration", "GET /config").get("status")
     if not status:
         raise click.ClickException("Empty configuration status returned")
     return status
@@ -88,14 +85,6 @@ def _status() -> Any:
 def _realized(status: Any) -> dict[str, Any]:
     """Options that can be changed, without pages and policy enforcement."""
     return (status.get("realized") or {}).get("options") or {}
-
-
-def _read_only(status: Any) -> dict[str, Any]:
-    """Settings that cannot be changed, as they are printed one after another."""
-    values: dict[str, Any] = dict(sorted((status.get("daemonConfigurationMap") or {}).items()))
-    for name in ("k8s-configuration", "k8s-endpoint"):
-        values[name] = status.get(name, "")
-    return values | dict(sorted((status.get("immutable") or {}).items()))
 
 
 def _show(status: Any, show_all: bool, read_only: bool, output: str) -> None:
@@ -120,22 +109,35 @@ def _show(status: Any, show_all: bool, read_only: bool, output: str) -> None:
     click.echo(text, nl=False)
 
 
-def _get(names: tuple[str, ...], output: str) -> None:
-    if len(names) != 1:
-        raise click.ClickException("Please specify one configuration to get")
+def _get(names: Sequence[str]) -> None:
+    """Print an option or a setting; their names may have hyphens, in any case."""
+    if not names or not names[0]:
+        raise click.ClickException("Missing config name argument\n")
     status = _status()
-    values = {name.lower(): value for name, value in _realized(status).items()}
-    for name, value in _read_only(status).items():
-        values.setdefault(name.lower(), value)
-    if (found := values.get(names[0].lower())) is None:
+    realized = status.get("realized") or {}
+    values = _by_lower_name(status.get("daemonConfigurationMap") or {})
+    values |= _by_lower_name(realized.get("options") or {})
+    values["policyenforcement"] = realized.get("policy-enforcement", "")
+    name = re.sub(r"\W", "", names[0].lower(), flags=re.ASCII)
+    if name not in values:
         raise click.ClickException("Configuration does not exist")
-    click.echo(printed(found, output) if output else _go_value(found))
+    click.echo(_go_value(values[name]))
+
+
+def _by_lower_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their names in lower case, and the members of those that are objects."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= {inner.lower(): one for inner, one in value.items()}
+        found[name.lower()] = value
+    return found
 
 
 def _change(options: tuple[str, ...], num_pages: int) -> None:
     pages = (_status().get("nodeMonitor") or {}).get("npages")
-    spec = _config().get("spec") or {}
     changed: dict[str, str] = {}
+    enforcement = ""
     if num_pages and pages is not None and num_pages != pages:
         changed["MonitorNumPages"] = str(num_pages)
     for text in options:
@@ -143,16 +145,20 @@ def _change(options: tuple[str, ...], num_pages: int) -> None:
         if not equals:
             raise click.ClickException("Improper configuration format provided")
         if name == "PolicyEnforcement":
-            spec["policy-enforcement"] = value
+            enforcement = value
             continue
         try:
-            proper, number = parse_option(text, (*OPTIONS, *(spec.get("options") or {})))
+            proper, number = parse_option(text, OPTIONS)
         except InvalidOptionError as error:
             click.echo(str(error))
             raise click.exceptions.Exit(1) from error
         changed[proper] = value if proper == AGGREGATION else "Enabled" if number else "Disabled"
-    spec["options"] = {**(spec.get("options") or {}), **changed}
-    ask_or_fail("Unable to change agent configuration", "PATCH /config", body=spec)
+    try:
+        spec = ask("GET /config").get("spec") or {}
+        spec["options"] = {**(spec.get("options") or {}), **changed}
+        ask("PATCH /config", body=spec | ({"policy-enforcement": enforcement} if enforcement else {}))
+    except RequestFailedError as error:
+        raise click.ClickException(f"Unable to change agent configuration: {error}\n") from error
 
 
 def parse_option(text: str, known: Iterable[str]) -> tuple[str, int]:

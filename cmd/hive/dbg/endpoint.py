@@ -5,13 +5,12 @@ Source: Cilium 1.17, cilium-dbg/cmd/endpoint*.go, pkg/endpoint/id.
 
 import contextlib
 import json
-import re
 from typing import Any, Final
 
 import click
 
 from hive.dbg.config import InvalidOptionError, option_lines, options_text, parse_option
-from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table
+from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table, with_source
 from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
@@ -46,16 +45,14 @@ def command() -> None:
 
 
 def endpoint_id(text: str) -> str:
-    """Return an endpoint's id as the API expects it. Raises click.ClickException for an unknown prefix."""
+    """Return an endpoint's id as the API expects it. Raises click.ClickException for an unknown prefix.
+
+    The agent refuses numbers that are none.
+    """
     prefix, colon, _ = text.partition(":")
     if colon and prefix not in _PREFIXES:
         raise click.ClickException(
             f'Cannot parse endpoint id "{text}": unknown endpoint ID prefix "{prefix}"'
-        )
-    if not colon and not re.fullmatch(r"-?\d+", text):
-        raise click.ClickException(
-            f'Cannot parse endpoint id "{text}": invalid numeric cilium id: '
-            f'strconv.ParseInt: parsing "{text}": invalid syntax'
         )
     return text
 
@@ -126,8 +123,10 @@ def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
         else:
             found = ask("GET /endpoint", body=chosen)
     except RequestFailedError as error:
-        what = endpoint or f"endpoints for given list of labels {chosen}"
-        raise click.ClickException(f"Cannot get endpoint {what}: {error}\n") from error
+        what = (
+            f"endpoint {endpoint}" if endpoint else f"endpoints for given list of labels [{' '.join(chosen)}]"
+        )
+        raise click.ClickException(f"Cannot get {what}: {error}\n") from error
     value = model(found, ENDPOINT)
     if output:
         click.echo(printed(value, output, "[cells.api.models:EndpointModel]"))
@@ -239,8 +238,8 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
 def labels(endpoint: str, add: tuple[str, ...], delete: tuple[str, ...]) -> None:
     """Manage label configuration of endpoint"""
     endpoint_id(endpoint)
-    added = [_label(label) for text in add for label in text.split(",")]
-    deleted = {_label(label) for text in delete for label in text.split(",")}
+    added = [with_source(label) for text in add for label in text.split(",")]
+    deleted = {with_source(label) for text in delete for label in text.split(",")}
     try:
         found = _labels(endpoint)
         if added or deleted:
@@ -264,9 +263,3 @@ def _labels(endpoint: str) -> Any:
     if not found.get("status"):
         raise click.ClickException("Cannot get endpoint labels: empty response\n")
     return found
-
-
-def _label(text: str) -> str:
-    """Return ``[source:]key[=value]`` with its source, ``unspec`` by default."""
-    source, colon, _ = text.partition(":")
-    return text if colon and source and "=" not in source else f"unspec:{text.removeprefix(':')}"

@@ -6,9 +6,10 @@ JSONPath of k8s.io/client-go.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
 import click
@@ -209,18 +210,16 @@ def _each(path: Any, inner: Sequence[_Piece], value: Any) -> Iterator[str]:
         yield from _rendered(inner, one)
 
 
-_GAP = 3
-
-
-def aligned(text: str, least: int = 5) -> str:
+def aligned(text: str, least: int = 5, gap: int = 3) -> str:
     """Pad every tab-terminated cell of `text` to its column, like text/tabwriter.
 
-    A column consists of consecutive lines with a cell in it; text after a line's last tab belongs to no
-    column. Control characters are escaped: names and errors come from other nodes.
+    A column consists of consecutive lines with a cell in it, and is at least ``least`` wide, with ``gap``
+    blanks after its longest cell; text after a line's last tab belongs to no column. Control characters are
+    escaped: names and errors come from other nodes.
     """
     lines = [line.split("\t") for line in terminal_text(text).split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
-    _measure(lines, widths, 0, len(lines), 0, least)
+    _measure(lines, widths, (0, len(lines)), 0, least, gap)
     rows = (
         "".join(cell.ljust(width) for cell, width in zip(line, measured, strict=False)) + line[-1]
         for line, measured in zip(lines, widths, strict=True)
@@ -229,18 +228,18 @@ def aligned(text: str, least: int = 5) -> str:
 
 
 def _measure(
-    lines: list[list[str]], widths: list[list[int]], start: int, end: int, column: int, least: int
+    lines: list[list[str]], widths: list[list[int]], of: tuple[int, int], column: int, least: int, gap: int
 ) -> None:
-    number = start
+    number, end = of
     while number < end:
         last = number
         while last < end and column < len(lines[last]) - 1:
             last += 1
         if last > number:
-            width = max(least, *(len(line[column]) + _GAP for line in lines[number:last]))
+            width = max(least, *(len(line[column]) + gap for line in lines[number:last]))
             for each in widths[number:last]:
                 each.append(width)
-            _measure(lines, widths, number, last, column + 1, least)
+            _measure(lines, widths, (number, last), column + 1, least, gap)
         number = last + 1
 
 
@@ -319,6 +318,76 @@ def parse_duration(text: str) -> float:
     )
 
 
+def parse_unsigned(text: str, most: int) -> int:
+    """Return the number of a text. Raises ValueError in the words of Go's strconv.ParseUint."""
+    reason = "invalid syntax"
+    if text.isascii() and text.isdigit():
+        digits = text.lstrip("0") or "0"
+        if len(digits) <= len(str(most)) and int(digits) <= most:
+            return int(digits)
+        reason = "value out of range"
+    raise ValueError(f"strconv.ParseUint: parsing {json.dumps(text)}: {reason}")
+
+
+class Unsigned(click.ParamType[int]):
+    """A flag's number, refused in the words of Cilium's client."""
+
+    name = "number"
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises click.UsageError."""
+        text = str(value)
+        try:
+            return parse_unsigned(text, self._most)
+        except ValueError as error:
+            flag = param.opts[-1] if param is not None else ""
+            raise click.UsageError(f'invalid argument "{text}" for "{flag}" flag: {error}', ctx) from error
+
+
+def tcp_address(text: str) -> tuple[str, int]:
+    """Return IP and port of a text, ``<nil>`` and 0 of an empty one.
+
+    Raises ValueError in the words of Go's net.ResolveTCPAddr; names of hosts and ports are not looked up.
+    """
+    if not text:
+        return "<nil>", 0
+    host, port = _host_and_port(text)
+    if not (port.isascii() and port.isdigit()):
+        raise ValueError(f"lookup tcp/{port}: unknown port")
+    if len(port.lstrip("0")) > _PORT_DIGITS or int(port) > 0xFFFF:
+        raise ValueError(f"address {port}: invalid port")
+    try:
+        return str(ip_address(host)) if host else "<nil>", int(port)
+    except ValueError:
+        raise ValueError(f"lookup {host}: no such host") from None
+
+
+_PORT_DIGITS: Final = 5
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """Split an address as Go's net.SplitHostPort. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    fault = ""
+    if not colon:
+        fault = "missing port in address"
+    elif text.startswith("["):
+        inner, bracket, after = text[1:].partition("]")
+        if not bracket:
+            fault = "missing ']' in address"
+        elif after != f":{port}":
+            fault = "too many colons in address" if after.startswith(":") else "missing port in address"
+        host = inner
+    elif ":" in host:
+        fault = "too many colons in address"
+    if fault:
+        raise ValueError(f"address {text}: {fault}")
+    return host, port
+
+
 def socket_text(address: str, port: object) -> str:
     """``10.0.1.5:80`` or ``[fd00::5]:80``."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -338,6 +407,23 @@ def printable_labels(labels: Sequence[str]) -> list[str]:
 def _prefix_length(label: str) -> int:
     length = label.partition("=")[0].rpartition("/")[2]
     return int(length) if length.isdecimal() else 0
+
+
+def with_source(text: str) -> str:
+    """Return a label ``[source:]key[=value]`` with its source, ``unspec`` by default."""
+    source, colon, _ = text.partition(":")
+    return text if colon and source and "=" not in source else f"unspec:{text.removeprefix(':')}"
+
+
+def is_prefix(text: str) -> bool:
+    """Whether a text is an address and a prefix length, as for Go's net.ParseCIDR."""
+    address, _, bits = text.partition("/")
+    try:
+        return (
+            bits.isdecimal() and "%" not in address and bool(ip_network((address, int(bits)), strict=False))
+        )
+    except ValueError:
+        return False
 
 
 def address_fault(text: str) -> str:
@@ -365,3 +451,8 @@ def address_fault(text: str) -> str:
         if wrong:
             return wrong
     return "IPv4 address too short"
+
+
+def listed_words(given: Iterable[str]) -> list[str]:
+    """Return the values of a flag that takes a list, and may be repeated."""
+    return [word for text in given for word in text.split(",")]

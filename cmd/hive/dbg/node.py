@@ -91,12 +91,12 @@ def cgroups() -> None:
 @output_option
 def list_cgroups(no_headers: bool, output: str) -> None:
     """Display cgroup metadata maintained by Cilium"""
-    pods = _asked("GET /cgroup-dump-metadata").get("pod-metadatas") or []
+    pods = _asked("GET /cgroup-dump-metadata").get("pod-metadatas")
     if output:
         click.echo(printed(model(pods, _PODS), output, "[cells.api.models.node:CgroupPod]"))
         return
     lines = [] if no_headers else ["POD NAME\tPOD NAMESPACE\tCGROUP IDS\t"]
-    for pod in pods:
+    for pod in pods or ():
         before = f"{pod.get('name', '')}\t{pod.get('namespace', '')}"
         for one in pod.get("containers") or ():
             lines.append(f"{before}\t{one.get('cgroup-id', 0)}\t")

@@ -18,11 +18,13 @@ from hive.dbg.go_text import (
     Shape,
     aligned,
     go_duration,
+    is_prefix,
     model,
     output_option,
     printable_labels,
     printed,
     table,
+    with_source,
 )
 from hive.dbg.main import Group, needed
 from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
@@ -63,13 +65,11 @@ def get_policy(labels: tuple[str, ...], output: str) -> None:
 @policy.command("delete")
 @click.argument("labels", nargs=-1)
 @click.option("--all", "delete_all", is_flag=True, help="Delete all policies")
-@click.option("-f", "--force", is_flag=True, help="Skip confirmation")
 @output_option
-def delete_policy(labels: tuple[str, ...], delete_all: bool, force: bool, output: str) -> None:
+def delete_policy(labels: tuple[str, ...], delete_all: bool, output: str) -> None:
     """Delete policy rules"""
-    del force
     if not labels and not delete_all:
-        raise click.ClickException("No label provided. Use --all to delete all policies.")
+        raise click.ClickException("Please use --all flag to delete all policies")
     found = ask_or_fail("Cannot delete policy", "DELETE /policy", body=list(labels)) or {}
     click.echo(printed(model(found), output) if output else f"Revision: {found.get('revision', 0)}")
 
@@ -251,6 +251,7 @@ def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> No
         what = "" if endpoints else f" for given labels [{' '.join(labels)}]"
         end = "" if endpoints else "\n"
         raise click.ClickException(f"Cannot get identities{what}. err: {error}{end}") from error
+    found.sort(key=lambda one: (one.get("identity") or {} if endpoints else one).get("id", 0))
     if output:
         kind = (
             "[cells.api.models.node:IdentityEndpoints]" if endpoints else "[cells.api.models:IdentityModel]"
@@ -258,14 +259,12 @@ def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> No
         click.echo(printed(model(found), output, kind))
     elif endpoints:
         rows = [(one.get("identity") or {}, f"{one.get('refCount', 0)}\t") for one in found]
-        rows.sort(key=lambda row: row[0].get("id", 0))
         click.echo(_identities(rows, "ID\tLABELS\tREFCOUNT"), nl=False)
     else:
         _print_identities(found)
 
 
 def _print_identities(found: list[dict[str, Any]]) -> None:
-    found.sort(key=lambda one: one.get("id", 0))
     click.echo(_identities([(one, "") for one in found], "ID\tLABELS"), nl=False)
 
 
@@ -284,16 +283,15 @@ def _identities(rows: list[tuple[dict[str, Any], str]], header: str) -> str:
 @output_option
 def get_identity(number: str | None, label: tuple[str, ...], output: str) -> None:
     """Retrieve information about an identity"""
-    if not number and not label:
-        raise click.ClickException("Either --label or an ID must be provided\n")
+    labels = [one for text in label for one in text.split(",")]
+    if not number and not labels:
+        raise click.ClickException("Invalid identity ID\n")
     try:
-        if label:
-            found = ask("GET /identity", body=[one for text in label for one in text.split(",")])
-        else:
-            found = [ask("GET /identity/{id}", id=str(number))]
+        found = ask("GET /identity", body=labels) if labels else [ask("GET /identity/{id}", id=str(number))]
     except RequestFailedError as error:
-        what = "labels " + ",".join(label) if label else f"ID {number}"
-        raise click.ClickException(f"Cannot get identity for given {what}: {error}\n") from error
+        what = f"labels [{' '.join(labels)}]" if labels else f"given ID {number}"
+        raise click.ClickException(f"Cannot get identity for {what}: {error}\n") from error
+    found.sort(key=lambda one: one.get("id", 0))
     if output:
         click.echo(printed(model(found), output, "[cells.api.models:IdentityModel]"))
     else:
@@ -311,32 +309,60 @@ def ip() -> None:
 @output_option
 def list_addresses(numeric: bool, verbose: bool, output: str) -> None:
     """List IP addresses in the userspace IPCache"""
-    _print_addresses(None, None, numeric, verbose, output)
+    _print_addresses(_addresses(), output, numeric=numeric, verbose=verbose)
 
 
 @ip.command("get")
 @click.argument("cidr", required=False)
 @click.option("-l", "--labels", multiple=True, help="list of labels")
-@click.option("-n", "--numeric", is_flag=True, help="Print numeric identities")
 @click.option("-v", "--verbose", is_flag=True, help="Print all fields of ipcache")
 @output_option
-def get_address(cidr: str | None, labels: tuple[str, ...], numeric: bool, verbose: bool, output: str) -> None:
+def get_address(cidr: str | None, labels: tuple[str, ...], verbose: bool, output: str) -> None:
     """Display IP Cache information"""
-    if not cidr and not labels:
-        raise click.ClickException("Either a CIDR or labels must be provided\n")
-    query = {"cidr": cidr} if cidr else None
-    body = [one for text in labels for one in text.split(",")] or None
-    _print_addresses(query, body, numeric, verbose, output)
+    wanted = [with_source(one) for text in labels for one in text.split(",")]
+    if cidr and wanted:
+        raise click.ClickException("Cannot provide both cidr and labels arguments concurrently\n")
+    if wanted:
+        _print_addresses_of(sorted(wanted), output, verbose=verbose)
+        return
+    if not cidr:
+        raise click.ClickException("Missing cidr argument\n")
+    if not is_prefix(cidr):
+        reason = f"invalid CIDR address: {cidr}"
+        raise click.ClickException(f"Unable to parse CIDR {json.dumps(cidr)}: {reason}")
+    _print_addresses(_addresses({"cidr": cidr}), output, verbose=verbose)
+
+
+def _print_addresses_of(labels: list[str], output: str, *, verbose: bool) -> None:
+    """Print the addresses of identities with these labels."""
+    rule = 27 * "="
+    click.echo("\n".join((rule, "Labels:", *(f"    {label}" for label in labels), rule)))
+    found = _addresses(body=labels)
+    if verbose or output:
+        _print_addresses(found, output, verbose=verbose)
+        return
+    rows = []
+    for one in found:
+        pod = one.get("metadata") or {}
+        cells = (one.get("cidr", ""), one.get("hostIP", ""), one.get("identity", 0))
+        rows.append((*cells, pod.get("name", ""), pod.get("namespace", "")))
+    click.echo(table(("IP", "HOST", "IDENTITY", "POD", "NAMESPACE"), rows))
+
+
+def _addresses(query: dict[str, str] | None = None, body: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return prefixes with their identities, in the client's order. Raises click.ClickException."""
+    found: list[dict[str, Any]] = ask_or_fail(
+        "Cannot get ipcache entries. err", "GET /ip", end="", query=query, body=body
+    )
+    return sorted(found, key=_prefix_order)
 
 
 def _print_addresses(
-    query: dict[str, str] | None, body: list[str] | None, numeric: bool, verbose: bool, output: str
+    found: list[dict[str, Any]], output: str, *, numeric: bool = False, verbose: bool
 ) -> None:
-    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", end="", query=query, body=body)
     if output:
         click.echo(printed(model(found), output, "[cells.api.models.node:IPListEntry]"))
         return
-    found.sort(key=_prefix_order)
     lines = ["IP\tIDENTITY\tSOURCE" + ("\tHOST\tENCRYPT_KEY" if verbose else "")]
     for one in found:
         number = one.get("identity", 0)
@@ -344,7 +370,7 @@ def _print_addresses(
         source = (one.get("metadata") or {}).get("source", "")
         more = f"\t{one.get('hostIP', '')}\t{one.get('encryptKey', 0)}" if verbose else ""
         lines.append(f"{one.get('cidr', '')}\t{first}\t{source}{more}")
-        lines.extend(f"\t{label}\t" + ("\t\t" if verbose else "") for label in others)
+        lines.extend(f"\t{label}\t" for label in others)
     click.echo(aligned("\n".join(lines)))
 
 

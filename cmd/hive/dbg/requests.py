@@ -164,13 +164,22 @@ def ask(
     """
     method, _, template = operation.partition(" ")
     status, content = send(method, path_of(template, named, query), body, headers, timeout)
-    if status < http.client.MULTIPLE_CHOICES:
-        read = method == "GET" or template == "/policy"  # answers to other changes are not read
-        found = decoded(content if read else b"", list if operation in _LISTS else dict)
-        if (context := click.get_current_context(silent=True)) is not None:
-            context.meta.setdefault(ANSWERS, []).append((operation, found))
-        return found
-    raise RequestFailedError(explain(operation, status, content), status)
+    if status >= http.client.MULTIPLE_CHOICES:
+        raise RequestFailedError(explain(operation, status, content), status)
+    read = method == "GET" or template == "/policy"  # answers to other changes are not read
+    found = decoded(content if read else b"", list if operation in _LISTS else dict)
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta.setdefault(ANSWERS, []).append((operation, found))
+    return found
+
+
+def ask_status(operation: str, *, body: object, **named: str) -> int:
+    """Call an operation that changes something; return the status. Raises RequestFailedError."""
+    method, _, template = operation.partition(" ")
+    status, content = send(method, path_of(template, named), body)
+    if status >= http.client.MULTIPLE_CHOICES:
+        raise RequestFailedError(explain(operation, status, content), status)
+    return status
 
 
 def decoded(content: bytes, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:

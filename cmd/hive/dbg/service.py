@@ -1,19 +1,33 @@
-"""``cilium-dbg service``, ``lrp``, ``prefilter`` and ``recorder``: load balancing, filters, captures.
+"""``cilium-dbg service`` and ``lrp``: load balancing.
 
-Source: Cilium 1.17, cilium-dbg/cmd/{service,lrp,prefilter,recorder}*.go.
+Source: Cilium 1.17, cilium-dbg/cmd/{service,lrp}*.go.
 """
 
-from ipaddress import ip_network
+import http
+import json
+import re
+import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
-from hive.dbg.go_text import SERVICE, Shape, aligned, model, output_option, printed, socket_text
+from hive.dbg.go_text import (
+    SERVICE,
+    Unsigned,
+    aligned,
+    listed_words,
+    model,
+    output_option,
+    parse_unsigned,
+    printed,
+    socket_text,
+    tcp_address,
+)
 from hive.dbg.main import Group, needed
-from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail, ask_status
 
 _DEPRECATED: Final = "Deprecation warning: --id parameter will change from int to string in v1.14"
-_RULES: Final[Shape] = {"status": {"realized": {"deny[]": {}}}}
 
 
 @click.group(cls=Group)
@@ -49,7 +63,7 @@ def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> 
         address = socket_text(frontend.get("ip", ""), frontend.get("port", 0)) + scope
         backends = [
             f"{number} => {socket_text(each.get('ip', ''), each.get('port', 0))}"
-            f" ({each.get('state', 'active')}){' (preferred)' if affinity and each.get('preferred') else ''}"
+            f" ({each.get('state', '')}){' (preferred)' if affinity and each.get('preferred') else ''}"
             for number, each in enumerate(one.get("backend-addresses") or (), 1)
         ]
         first, *others = backends or [""]
@@ -86,50 +100,68 @@ def _number(text: str) -> str:
 def delete_service(number: str | None, delete_all: bool) -> None:
     """Delete a service"""
     if delete_all:
-        for one in ask("GET /service"):
-            _delete(str((one.get("spec") or {}).get("id", 0)))
+        for one in _all_services():
+            realized = (one.get("status") or {}).get("realized")
+            if realized is None:
+                click.echo(
+                    'level=error msg="Skipping service due to empty state" subsys=cilium-dbg', err=True
+                )
+                continue
+            found = realized.get("id", 0)
+            try:
+                ask("DELETE /service/{id}", id=str(found))
+            except RequestFailedError as error:
+                reason = f"error={json.dumps(str(error))} serviceID={found}"
+                click.echo(f'level=error msg="Cannot delete service" {reason} subsys=cilium-dbg', err=True)
         return
+    click.echo(_DEPRECATED)
     if not number:
         raise click.ClickException("Missing service id argument\n")
-    click.echo(_DEPRECATED)
-    _delete(_number(number))
+    if not re.fullmatch(r"[+-]?[0-9]+", number):
+        raise click.ClickException(f"strconv.ParseInt: parsing {json.dumps(number)}: invalid syntax")
+    found = str(int(number))
+    try:
+        ask("DELETE /service/{id}", id=found)
+    except RequestFailedError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Service {found} deleted successfully")
 
 
-def _delete(number: str) -> None:
-    ask_or_fail(f"Cannot delete service {number}", "DELETE /service/{id}", id=number)
-    click.echo(f"Service {number} deleted successfully")
+def _all_services() -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = ask("GET /service")
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get list of services: {error}") from error
+    return found
 
 
 @service.command("update")
-@click.option("--id", "number", type=int, default=0, help="Identifier")
+@click.option("--id", "number", type=Unsigned((1 << 64) - 1), default=0, help="Identifier")
 @click.option("--frontend", default="", help="Frontend address")
-@click.option("--backends", default="", help="Backend address or addresses (<IP:Port>)")
+@click.option("--backends", multiple=True, help="Backend address or addresses (<IP:Port>)")
 @click.option(
-    "--backend-weights", default="", help="Backend weights (100 default, 0 means maintenance state)"
+    "--backend-weights",
+    multiple=True,
+    help="Backend weights (100 default, 0 means maintenance state, only for maglev mode)",
 )
-@click.option("--states", default="", help="Backend state(s) as {active(default),terminating,...}")
+@click.option(
+    "--states", multiple=True, help="Backend state(s) as {active(default),terminating,quarantined,...}"
+)
 @click.option("--protocol", default="tcp", help="Protocol for service (e.g. TCP, UDP)")
 @click.option("--k8s-node-port", is_flag=True, help="Set service as a k8s NodePort")
 @click.option("--k8s-external", is_flag=True, help="Set service as a k8s ExternalIPs")
 @click.option("--k8s-host-port", is_flag=True, help="Set service as a k8s HostPort")
 @click.option("--k8s-load-balancer", is_flag=True, help="Set service as a k8s LoadBalancer")
-@click.option(
-    "--k8s-cluster-internal", is_flag=True, help="Set service as cluster-internal for externalTrafficPolicy"
-)
-@click.option(
-    "--k8s-ext-traffic-policy", default="Cluster", help="Set service with k8s externalTrafficPolicy"
-)
-@click.option(
-    "--k8s-int-traffic-policy", default="Cluster", help="Set service with k8s internalTrafficPolicy"
-)
-@click.option("--k8s-traffic-policy", default="Cluster", help="Set service with k8s externalTrafficPolicy")
+@click.option("--k8s-cluster-internal", is_flag=True, help="Set service as cluster-internal")
+@click.option("--k8s-ext-traffic-policy", default="Cluster", help="Set the externalTrafficPolicy")
+@click.option("--k8s-int-traffic-policy", default="Cluster", help="Set the internalTrafficPolicy")
 @click.option("--local-redirect", is_flag=True, help="Set service as Local Redirect")
 def update_service(
     number: int,
     frontend: str,
-    backends: str,
-    backend_weights: str,
-    states: str,
+    backends: tuple[str, ...],
+    backend_weights: tuple[str, ...],
+    states: tuple[str, ...],
     protocol: str,
     k8s_node_port: bool,
     k8s_external: bool,
@@ -138,10 +170,20 @@ def update_service(
     k8s_cluster_internal: bool,
     k8s_ext_traffic_policy: str,
     k8s_int_traffic_policy: str,
-    k8s_traffic_policy: str,
     local_redirect: bool,
 ) -> None:
     """Update a service"""
+    weights = [_weight(text) for text in listed_words(backend_weights)]
+    addresses, words = listed_words(backends), listed_words(states)
+    click.echo(_DEPRECATED)
+    spec: dict[str, Any] = {"id": number} if number else {}
+    spec["frontend-address"] = {
+        **_frontend_address(frontend),
+        "protocol": protocol.lower(),
+        "scope": "internal" if k8s_cluster_internal else "external",
+    }
+    of_all_services = not number and not frontend and bool(addresses)
+    _announce_update(number, of_all_services=of_all_services, states=words)
     kinds = {
         "NodePort": k8s_node_port,
         "ExternalIPs": k8s_external,
@@ -149,58 +191,117 @@ def update_service(
         "LoadBalancer": k8s_load_balancer,
         "LocalRedirect": local_redirect,
     }
-    chosen = [kind for kind, wanted in kinds.items() if wanted]
+    chosen = [kind for kind, wanted in kinds.items() if wanted] or ["ClusterIP"]
     if len(chosen) > 1:
-        raise click.ClickException("Can only set one of --k8s-* and --local-redirect for a service\n")
-    click.echo(_DEPRECATED)
-    addresses = [_address(text) for text in backends.split(",") if text]
-    weights = [_weight(text) for text in backend_weights.split(",") if text] or [100] * len(addresses)
-    words = [text for text in states.split(",") if text] or ["active"] * len(addresses)
-    if len({len(addresses), len(weights), len(words)}) > 1:
-        raise click.ClickException("There must be as many weights and states as backends\n")
-    spec = {
-        "id": number,
-        "frontend-address": {
-            **_address(frontend),
-            "protocol": protocol.lower(),
-            "scope": "internal" if k8s_cluster_internal else "external",
-        },
-        "backend-addresses": [
-            {**address, "state": word, "weight": weight}
-            for address, word, weight in zip(addresses, words, weights, strict=True)
-        ],
-        "flags": {
-            "type": chosen[0] if chosen else "ClusterIP",
-            "trafficPolicy": k8s_traffic_policy,
-            "extTrafficPolicy": k8s_ext_traffic_policy,
-            "intTrafficPolicy": k8s_int_traffic_policy,
-        },
+        raise click.ClickException(
+            "Can only set one of --k8s-external, --k8s-node-port, --k8s-load-balancer, --k8s-host-port, "
+            "--local-redirect for a service"
+        )
+    outside, inside = map(_traffic_policy, (k8s_ext_traffic_policy, k8s_int_traffic_policy))
+    spec["flags"] = {
+        "type": chosen[0],
+        "trafficPolicy": outside,
+        "extTrafficPolicy": outside,
+        "intTrafficPolicy": inside,
     }
+    if not addresses:
+        click.echo("Reading backend list from stdin...")
+        addresses = sys.stdin.read().splitlines()
+    if weights:
+        _check_weights(weights, addresses)
+    found = _requested_backends(addresses, words, weights)
+    if not of_all_services and not spec["frontend-address"].get("port"):
+        for text, one in zip(addresses, found, strict=True):
+            if one.get("port"):
+                raise click.ClickException(f"L4 backend found ({text}) with L3 frontend")
+    if found:
+        spec["backend-addresses"] = found
+    if of_all_services:
+        spec["updateServices"] = True
     try:
-        ask("GET /service/{id}", id=str(number))
-        click.echo(f"Updating existing service with id '{number}'")
-        verb = "Updated"
+        created = ask_status("PUT /service/{id}", id=str(number), body=spec) == http.HTTPStatus.CREATED
     except RequestFailedError as error:
-        if error.status != 404:
-            raise click.ClickException(f"Cannot get service '{number}': {error}\n") from error
+        raise click.ClickException(f"Cannot add/update service: {error}") from error
+    click.echo(f"{'Added' if created else 'Updated'} service with {len(found)} backends")
+
+
+def _announce_update(number: int, *, of_all_services: bool, states: Sequence[str]) -> None:
+    """Print what is updated: states of backends in all services, a service, or a new one."""
+    try:
+        known = ask("GET /service/{id}", id=str(number))
+    except RequestFailedError:
+        known = None
+    if of_all_services:
+        if not states:
+            raise click.ClickException("Cannot update empty backend states")
+        click.echo("Updating backend states ")
+    elif known is None:
         click.echo(f"Creating new service with id '{number}'")
-        verb = "Added"
-    ask_or_fail("Cannot add/update service", "PUT /service/{id}", id=str(number), body=spec)
-    click.echo(f"{verb} service with {len(addresses)} backends")
+    elif not (known.get("status") or {}).get("realized"):
+        raise click.ClickException(f"Cannot update service {number}: empty state")
+    else:
+        click.echo(f"Updating existing service with id '{number}'")
+
+
+def _traffic_policy(text: str) -> str:
+    return "Local" if text.lower() == "local" else "Cluster"
 
 
 def _weight(text: str) -> int:
-    if not text.isdecimal():
-        reason = f'strconv.ParseUint: parsing "{text}": invalid syntax'
-        raise click.ClickException(f'invalid argument "{text}" for "--backend-weights" flag: {reason}')
-    return int(text)
+    try:
+        return parse_unsigned(text, (1 << 64) - 1)
+    except ValueError as error:
+        raise click.UsageError(f'invalid argument "{text}" for "--backend-weights" flag: {error}') from error
 
 
-def _address(text: str) -> dict[str, Any]:
-    address, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
-        raise click.ClickException(f"Cannot parse address {text!r}: expected ADDRESS:PORT\n")
-    return {"ip": address.strip("[]"), "port": int(port)}
+def _check_weights(weights: Sequence[int], backends: Sequence[str]) -> None:
+    """Raise click.ClickException unless the agent is a mere load balancer, and each backend has a weight."""
+    failure = "Unable to retrieve cilium configuration"
+    try:
+        status = ask("GET /config").get("status")
+    except RequestFailedError as error:
+        raise click.ClickException(f"{failure}: {error}") from error
+    if status is None:
+        raise click.ClickException(f"{failure}: empty response")
+    if status.get("datapathMode") != "lb-only":
+        raise click.ClickException("Backend weights are supported currently only in lb-only mode")
+    if len(weights) != len(backends):
+        raise click.ClickException("Mismatch between number of backend weights and number of backends")
+
+
+_STATES: Final = frozenset({"", "active", "terminating", "quarantined", "maintenance"})
+
+
+def _requested_backends(
+    backends: Sequence[str], states: Sequence[str], weights: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the models of backends; a single state is that of all. Raises click.ClickException."""
+    if len(states) == 1 and states[0].lower() not in _STATES:
+        raise click.ClickException(f"Invalid backend state ({states[0]})")
+    if len(states) not in {0, 1, len(backends)}:
+        given, having = " ".join(states), " ".join(backends)
+        raise click.ClickException(f"Invalid number of backend states ([{given}]) for backends ([{having}])")
+    found = []
+    for number, text in enumerate(backends):
+        try:
+            ip, port = tcp_address(text)
+        except ValueError as error:
+            raise click.ClickException(f'Cannot parse backend address "{text}": {error}') from error
+        state = states[number] if number < len(states) else states[0] if states else "active"
+        if state.lower() not in _STATES:
+            raise click.ClickException(f"Invalid backend state ({state}) for backend ({text})")
+        weight = weights[number] & 0xFFFF if weights else 100
+        one = {"ip": ip, **({"port": port} if port else {}), **({"state": state} if state else {})}
+        found.append({**one, "weight": weight})
+    return found
+
+
+def _frontend_address(text: str) -> dict[str, Any]:
+    try:
+        ip, port = tcp_address(text)
+    except ValueError as error:
+        raise click.ClickException(f"Unable to parse frontend address: {error}\n") from error
+    return {"ip": ip, **({"port": port} if port else {})}
 
 
 @click.group(cls=Group)
@@ -222,7 +323,7 @@ def list_redirects(output: str) -> None:
         lines.append("\t".join(one.get(key, "") for key in keys))
         for mapping in one.get("frontend-mappings") or ():
             frontend = mapping.get("frontend-address") or {}
-            address = socket_text(frontend.get("ip", ""), frontend.get("port", 0))
+            address = f"{frontend.get('ip', '')}:{frontend.get('port', 0)}"
             backends = "".join(f"{_backend(each)}, " for each in mapping.get("backends") or ())
             lines.append(f"\t|\t{address}/{frontend.get('protocol', '')} -> {backends}")
     click.echo(aligned("\n".join(lines)))
@@ -230,190 +331,7 @@ def list_redirects(output: str) -> None:
 
 def _backend(one: dict[str, Any]) -> str:
     address = one.get("backend-address") or {}
-    return f"{socket_text(address.get('ip', ''), address.get('port', 0))}({one.get('pod-id', '')})"
+    return f"{address.get('ip', '')}:{address.get('port', 0)}({one.get('pod-id', '')})"
 
 
-@click.group(cls=Group)
-def prefilter() -> None:
-    """Manage XDP CIDR filters"""
-
-
-@prefilter.command("list")
-@output_option
-def list_prefilters(output: str) -> None:
-    """List CIDR filters"""
-    found = _filters()
-    if output:
-        click.echo(printed(model(found, _RULES), output))
-        return
-    realized = found["status"]["realized"]
-    click.echo("\n".join((f"Revision: {realized.get('revision', 0)}", *(realized.get("deny") or ()))))
-
-
-def _filters() -> Any:
-    try:
-        found = ask("GET /prefilter")
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get CIDR list: {error}") from error
-    if not (found.get("status") or {}).get("realized"):
-        raise click.ClickException("Cannot get CIDR list: empty response")
-    return found
-
-
-_revision = click.option("--revision", type=click.IntRange(0), default=0, help="Update revision")
-
-
-@prefilter.command("update")
-@click.option("--cidr", multiple=True, help="List of CIDR prefixes to block")
-@_revision
-def update_prefilters(cidr: tuple[str, ...], revision: int) -> None:
-    """Update CIDR filters"""
-    _change_filters("PATCH", cidr, revision)
-
-
-@prefilter.command("delete")
-@click.option("--cidr", multiple=True, help="List of CIDR prefixes to delete")
-@_revision
-def delete_prefilters(cidr: tuple[str, ...], revision: int) -> None:
-    """Delete CIDR filters"""
-    _change_filters("DELETE", cidr, revision)
-
-
-def _is_prefix(text: str) -> bool:
-    address, _, bits = text.partition("/")
-    try:
-        return (
-            bits.isdecimal() and "%" not in address and bool(ip_network((address, int(bits)), strict=False))
-        )
-    except ValueError:
-        return False
-
-
-def _change_filters(method: str, cidr: tuple[str, ...], revision: int) -> None:
-    prefixes = [one for text in cidr for one in text.split(",")]
-    for prefix in prefixes:
-        if not _is_prefix(prefix):
-            raise click.ClickException(f'Cannot parse CIDR "{prefix}": invalid CIDR address: {prefix}')
-    body = {"deny": prefixes, "revision": revision}
-    doing, done = {"PATCH": ("add/update", "Updated"), "DELETE": ("delete", "Deleted")}[method]
-    try:
-        ask(f"{method} /prefilter", body={key: value for key, value in body.items() if value})
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot {doing} prefilter: {error}") from error
-    click.echo(f"{done} {len(prefixes)} prefilter entries")
-
-
-@click.group(cls=Group)
-def recorder() -> None:
-    """Introspect or mangle pcap recorder"""
-
-
-@recorder.command("list")
-@output_option
-def list_recorders(output: str) -> None:
-    """List current pcap recorders"""
-    found = _listed("recorder", "GET /recorder")
-    click.echo(printed(model(found), output) if output else _recorders(found), nl=bool(output))
-    masks = _listed("recorder mask", "GET /recorder/masks")
-    click.echo(printed(model(masks), output) if output else _masks(masks))
-
-
-def _listed(what: str, operation: str) -> list[dict[str, Any]]:
-    try:
-        found: list[dict[str, Any]] = ask(operation)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get {what} list: {error}") from error
-    return found
-
-
-def _realized(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the realized specifications; report each entry without one on standard error."""
-    specs = [(one.get("status") or {}).get("realized") for one in found]
-    for spec in specs:
-        if spec is None:
-            click.echo("error parsing recorder: empty state", err=True, nl=False)
-    return [spec for spec in specs if spec is not None]
-
-
-_HALF: Final = 8
-"""Hexadecimal digits of a mask of IPv4."""
-
-
-def _masks(found: list[dict[str, Any]]) -> str:
-    masks = _realized(found)
-    masks.sort(key=lambda one: (len(one.get("src-prefix-mask", "")) == _HALF, -one.get("priority", 0)))
-    lines = ["Users\tPriority   \tWildcard Masks\t"]
-    lines += [
-        f"{mask.get('users', 0)}\t{mask.get('priority', 0)}\t{mask.get('src-prefix-mask', '')}:"
-        f"{mask.get('src-port-mask', '')}\t->\t{mask.get('dst-prefix-mask', '')}:"
-        f"{mask.get('dst-port-mask', '')}\t{mask.get('protocol-mask', '')}"
-        for mask in masks
-    ]
-    return aligned("\n".join(lines))
-
-
-def _recorders(found: list[dict[str, Any]]) -> str:
-    lines = ["ID\tCapture Length\tWildcard Filters\t"]
-    for spec in sorted(_realized(found), key=lambda one: one.get("id", 0)):
-        length = spec.get("capture-length", 0)
-        before = f"{spec.get('id', 0)}\t{f'<= {length}' if length else 'full'}"
-        filters = spec.get("filters") or ()
-        if not filters:
-            lines.append(f"{before}\t(none)")
-        for each in filters:
-            source = f"{each.get('src-prefix', '')}:{each.get('src-port', '')}"
-            destination = f"{each.get('dst-prefix', '')}:{each.get('dst-port', '')}"
-            lines.append(f"{before}\t{source}\t->\t{destination}\t{each.get('protocol', '')}")
-            before = "\t"
-    return aligned("\n".join(lines) + "\n\n")
-
-
-@recorder.command("get")
-@needed("number", "Missing recorder id argument\n")
-@output_option
-def get_recorder(number: str, output: str) -> None:
-    """Display individual pcap recorder"""
-    found = ask_or_fail(f"Cannot get recorder '{number}'", "GET /recorder/{id}", id=_number(number))
-    click.echo(printed(model(found), output) if output else _recorders([found]), nl=bool(output))
-
-
-@recorder.command("delete")
-@needed("number", "Missing recorder id argument\n")
-def delete_recorder(number: str) -> None:
-    """Delete individual pcap recorder"""
-    ask_or_fail(f"Cannot delete recorder {number}", "DELETE /recorder/{id}", id=_number(number))
-
-
-@recorder.command("update")
-@click.option("--id", "number", type=int, default=0, help="Identifier for the recorder")
-@click.option("--caplen", type=int, default=0, help="Capture Length (0 is full capture)")
-@click.option(
-    "--filters", default="", help="List of filters ('<srcCIDR> <srcPort> <dstCIDR> <dstPort> <proto>')"
-)
-def update_recorder(number: int, caplen: int, filters: str) -> None:
-    """Update individual pcap recorder"""
-    keys = ("src-prefix", "src-port", "dst-prefix", "dst-port", "protocol")
-    rules = [dict(zip(keys, text.split(), strict=False)) for text in filters.split(",") if text]
-    if not rules or any(len(rule) != len(keys) for rule in rules):
-        raise click.ClickException(
-            f"Invalid filter '{filters}': expected '<srcCIDR> <srcPort> <dstCIDR> ...'\n"
-        )
-    try:
-        ask("GET /recorder/{id}", id=str(number))
-        click.echo(f"Updating existing recorder with id '{number}'")
-    except RequestFailedError as error:
-        if error.status != 404:
-            raise click.ClickException(f"Cannot get recorder '{number}': {error}\n") from error
-        click.echo(f"Creating new recorder with id '{number}'")
-    try:
-        ask(
-            "PUT /recorder/{id}",
-            id=str(number),
-            body={"id": number, "capture-length": caplen, "filters": rules},
-        )
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot add/update recorder: {error}\n") from error
-    click.echo(f"Updated recorder with {len(rules)} filter" + ("s" if len(rules) > 1 else ""))
-
-
-COMMANDS: Final = {"service": service, "lrp": lrp, "prefilter": prefilter, "recorder": recorder}
+COMMANDS: Final = {"service": service, "lrp": lrp}

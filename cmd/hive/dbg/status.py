@@ -168,7 +168,7 @@ def _devices(replacement: Json) -> str:
 
 def _connections(status: Json) -> Iterator[str]:
     for name, key in (("KVStore", "kvstore"), ("ContainerRuntime", "container-runtime")):
-        if part := status.get(key):
+        if (part := status.get(key)) is not None:
             yield f"{name}:\t{part.get('state', '')}\t{part.get('msg', '')}\n"
     if (kubernetes := status.get("kubernetes")) is not None:
         yield f"Kubernetes:\t{kubernetes.get('state', '')}\t{kubernetes.get('msg', '')}\n"

@@ -38,6 +38,8 @@ _WORDS = (
     (ServiceFlag.L7_LOAD_BALANCER, "l7-load-balancer"),
     (ServiceFlag.LOOPBACK, "loopback"),
 )
+_DENY = ServiceFlag.SOURCE_RANGE | ServiceFlag.QUARANTINED
+"""The flags of a service that refuses its source ranges."""
 _SERVICE, _SLOT_KEY = struct.Struct("<IH2sHH"), struct.Struct("<HBB")
 
 Rows = list[dict[str, object]]
@@ -173,7 +175,11 @@ def flags_text(flags: ServiceFlag) -> str:
     words = [next((name for flag, name in _TYPES if flag in flags), "ClusterIP")]
     words += [word for flag, word in _WORDS[:4] if flag in flags]
     words += [] if ServiceFlag.ROUTABLE in flags else ["non-routable"]
-    words += [word for flag, word in _WORDS[4:] if flag in flags]
+    words += [word for flag, word in _WORDS[4:5] if flag in flags]
+    words += ["deny"] if _DENY in flags else []
+    words += [word for flag, word in _WORDS[5:] if flag in flags]
+    words += ["quarantined"] if flags & _DENY == ServiceFlag.QUARANTINED else []
+    words += ["dsr"] if ServiceFlag.DSR in flags else []
     return ", ".join(words)
 
 

@@ -69,6 +69,7 @@ def replaying(socket: Path, exchanges: list[Any]) -> Iterator[list[tuple[str, st
         finally:
             server.shutdown()
             thread.join()
+            socket.unlink(missing_ok=True)
 
 
 def lines_of(text: str, name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cells.maps.bpf import BpfError
 from cells.maps.records.cluster import (
     EgressKey,
     EgressValue,
@@ -34,9 +32,9 @@ from hive.services.maps import command as lb
 from tests.support.counts import Count, not_replayed
 from tests.support.recordings import INDEX, recordings
 from tests.unit.conformance.bpf_recordings import EXCLUDED, REPLAYED, entries, load, maps, printed
+from tests.unit.conformance.pinned_maps import CPUS, pin_maps, pinned
 from tests.unit.conformance.replayed_agent import lines_of, replaying
 
-CPUS = 2
 NO_FILE = "no such file or directory"
 SPECS = {
     spec.name: spec
@@ -84,8 +82,6 @@ def test_our_records_are_the_same_bytes(name: str) -> None:
 
 
 NOT_PRINTED = {
-    "agent_down_nat_list_with_runtime_config": "needs the runtime configuration of an earlier agent",
-    "lb_maglev_list": "maps in maps: tests/kernel/maps",
     "metrics_list_other_max_entries_removes_pin": "the recorded client replaced the map",
 }
 PRINTED = sorted(
@@ -93,27 +89,6 @@ PRINTED = sorted(
     for path in recordings("bpf").glob("*.json")
     if "client1.19" not in path.stem and path.stem not in NOT_PRINTED
 )
-
-
-Tables = dict[str, dict[bytes, bytes]]
-
-
-def pinned(name: str) -> Tables:
-    """The recorded maps."""
-    tables = {pin: dict(entries(table)) for pin, table in maps(f"bpf/{name}").items() if "entries" in table}
-    if name == "metrics_list":  # a value for each CPU
-        tables = {pin: {key: row * CPUS for key, row in rows.items()} for pin, rows in tables.items()}
-    return tables
-
-
-def pin_maps(monkeypatch: pytest.MonkeyPatch, tables: Tables) -> None:
-    def opened(path: Path) -> nullcontext[dict[bytes, bytes]]:
-        if path.name not in tables:
-            raise BpfError(errno.ENOENT, "open", str(path))
-        return nullcontext(tables[path.name])
-
-    monkeypatch.setattr("hive.dbg.bpf.maps.open_map", opened)
-    monkeypatch.setattr("hive.dbg.bpf.command.root_only", lambda _: None)
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -126,6 +101,9 @@ def test_our_client_prints_what_the_recorded_one_did(
     with ExitStack() as running:
         if recording.get("agent", "running") == "running":
             running.enter_context(replaying(tmp_path / "cilium.sock", recording.get("api_exchanges") or []))
+        if "agent-runtime-config.json = " in recording.get("note", ""):
+            (tmp_path / "config.json").write_text(recording["note"].partition(" = ")[2])
+            monkeypatch.setattr("hive.dbg.bpf.command._RUNTIME_CONFIG", tmp_path / "config.json")
         code = run(recording["argv"][1:])
     out, err = capfd.readouterr()
     stdout = recording["stdout"]

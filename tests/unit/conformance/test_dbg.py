@@ -101,7 +101,10 @@ def test_preferred_backends_of_global_services_are_marked_when_asked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
-    backends = [{"ip": "10.1.0.5", "port": 80, "preferred": True}, {"ip": "10.2.0.5", "port": 80}]
+    backends: list[dict[str, Any]] = [
+        {"ip": ip, "port": 80, "state": "active"} for ip in ("10.1.0.5", "10.2.0.5")
+    ]
+    backends[0]["preferred"] = True
     spec = {
         "id": 1,
         "frontend-address": {"ip": "10.96.0.1", "port": 80},
@@ -307,7 +310,6 @@ def test_a_null_is_printed_as_an_absent_field_is(
         with replaying(tmp_path / "cilium.sock", recording["exchanges"]):
             code = run(recording["argv"][1:])
         texts.append((code, *capfd.readouterr()))
-        (tmp_path / "cilium.sock").unlink()
     assert texts[0] == texts[1]
 
 

@@ -239,6 +239,7 @@ def test_all_policy_maps_are_one_list_in_json(
     key = PolicyKey(5, egress=False)
     pin(maps, path.name).raw[key.pack()] = PolicyEntry(deny=True).pack(key)
     (found,) = as_json(capfd, "policy", "get", "--all")
+    assert [found] == as_json(capfd, "policy", "list")
     assert (found["EndpointID"], found["Path"]) == ("1234", str(path))
     assert [one["Key"]["Identity"] for one in found["Content"]] == [5]
 
@@ -367,10 +368,9 @@ def test_the_runtime_configuration_is_what_has_a_meaning_of_an_array_of_256(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("frag", "read hive bpf dump cilium_ipv4_frag_datagrams"),
         ("recorder", "the recorder is not built: read cilium-dbg monitor"),
         ("sha", "programs have no templates: hive bpf list shows those that are loaded"),
-        ("srv6", "SRv6 is not built"),
+        ("multicast group add", "multicast is not built"),
         ("auth flush", "mutual authentication is not built"),
         ("vtep update", "VTEP integration is not built"),
     ],

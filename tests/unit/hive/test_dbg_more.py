@@ -225,7 +225,6 @@ def test_debuginfo_is_written_to_files(
     assert "\n#### BPF Policy Get 5\n\n" in text
     assert json.loads(values.read_text())["cilium-version"] == "1.17.0"
     words = f"debuginfo -f --file-per-command --output-directory {tmp_path}"
-    (tmp_path / "cilium.sock").unlink()
     _, lines, _ = shown(words, {"GET debuginfo": found}, tmp_path, capfd, monkeypatch)
     assert len(lines) == 10
     assert lines[0][3].endswith("-cilium-version.md")

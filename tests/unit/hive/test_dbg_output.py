@@ -45,13 +45,13 @@ from tests.unit.conformance.replayed_agent import replaying
             "identity",
             [{"id": 9, "labels": ["k8s:app=web", "reserved:"]}, {"id": 1, "labels": None}],
             [
+                "- id: 1",
+                "  labels: []",
+                '  labelssha256: ""',
                 "- id: 9",
                 "  labels:",
                 "    - k8s:app=web",
                 "    - 'reserved:'",
-                '  labelssha256: ""',
-                "- id: 1",
-                "  labels: []",
                 '  labelssha256: ""',
             ],
         ),
@@ -84,9 +84,9 @@ def test_yaml_has_all_fields_of_the_model_by_their_names_in_go(
 @pytest.mark.parametrize(
     ("path", "printed"),
     [
-        ("{[*].labels}", '["k8s:a=<b>","k8s:c"] ["reserved:host"]\n'),
-        ("{[0].id}", "9\n"),
-        ("{range [*]}{.id}={.labels[0]};{end}", "9=k8s:a=<b>;1=reserved:host;\n"),
+        ("{[*].labels}", '["reserved:host"] ["k8s:a=<b>","k8s:c"]\n'),
+        ("{[0].id}", "1\n"),
+        ("{range [*]}{.id}={.labels[0]};{end}", "1=reserved:host;9=k8s:a=<b>;\n"),
         ("{[0].nothing}", "\n"),
     ],
 )
@@ -98,7 +98,7 @@ def test_jsonpath_prints_lists_as_compact_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
-    body = [{"id": 9, "labels": ["k8s:a=<b>", "k8s:c"]}, {"id": 1, "labels": ["reserved:host"]}]
+    body = [{"id": 1, "labels": ["reserved:host"]}, {"id": 9, "labels": ["k8s:a=<b>", "k8s:c"]}]
     request = {"method": "GET", "path": "/v1/identity"}
     exchange = {"request": request, "response": {"status": 200, "body": body}}
     with replaying(tmp_path / "cilium.sock", [exchange]):

@@ -3,8 +3,8 @@
 Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and values (pkg/maps).
 """
 
+import errno
 import json
-import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,12 +15,13 @@ import click
 from cells.maps.bpf import BpfError
 from cells.maps.map import open_map
 from cells.maps.records.endpoints import LxcKey, LxcValue
-from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, NatEntry
+from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts, NatEntry
 from hive.dbg.bpf.features import GROUPS
 from hive.dbg.bpf.ipcache import ipcache
 from hive.dbg.bpf.lb import lb
 from hive.dbg.bpf.maps import (
     GLOBALS,
+    NO_ENTRIES,
     PROTOCOLS,
     LayoutError,
     delete_entry,
@@ -31,29 +32,37 @@ from hive.dbg.bpf.maps import (
     swapped,
 )
 from hive.dbg.bpf.policy import policy
-from hive.dbg.go_text import address_fault, go_duration, output_option, printed, socket_text
+from hive.dbg.bpf.srv6_multicast import multicast, srv6
+from hive.dbg.go_text import (
+    address_fault,
+    go_duration,
+    output_option,
+    parse_unsigned,
+    printed,
+    socket_text,
+    table,
+)
 from hive.dbg.main import Group, needed, root_only
 from hive.dbg.requests import RequestFailedError, ask
 
 Entry = TypeVar("Entry")
 
 _DUMPING: Final = "Error while dumping BPF Map"
+_COLLECTING: Final = "Error while collecting BPF map entries"
 _CT_FLAGS: Final = (
     *("RxClosing", "TxClosing", "Nat64", "LBLoopback", "SeenNonSyn", "NodePort", "ProxyRedirect"),
-    *("DSRInternal", "FromL7LB", "Reserved1", "FromTunnel"),
+    *("DSRInternal", "FromL7LB", "", "FromTunnel"),
 )
+"""Names of the flags from bit 0; the reserved one has none. Higher bits are printed as a number."""
 
 
 _NOT_BUILT: Final = {
-    "frag": "read hive bpf dump cilium_ipv4_frag_datagrams",
-    "multicast": "multicast is not built",
     "recorder": "the recorder is not built: read cilium-dbg monitor",
     "sha": "programs have no templates: hive bpf list shows those that are loaded",
-    "srv6": "SRv6 is not built",
 }
 
 
-@click.group(cls=Group, not_built=_NOT_BUILT)
+@click.group(cls=Group, not_built=_NOT_BUILT, aliases={"fragments": "frag", "mcast": "multicast"})
 def command() -> None:
     """Direct access to local BPF maps"""
     root_only("cilium-dbg bpf")
@@ -68,7 +77,8 @@ def _group(name: str, help_text: str) -> Group:
 endpoint = _group("endpoint", "Local endpoint map")
 ct = _group("ct", "Connection tracking tables")
 nat = _group("nat", "NAT mapping tables")
-for each in (ipcache, policy, lb, *GROUPS):
+frag = _group("frag", "Manage the fragments of datagrams")
+for each in (ipcache, policy, lb, srv6, multicast, *GROUPS):
     command.add_command(each)
 
 
@@ -80,8 +90,8 @@ def list_endpoints(output: str) -> int:
         rows = [(LxcKey.unpack(key), LxcValue.unpack(value)) for key, value in entries_of("cilium_lxc")]
     except (BpfError, LayoutError):
         return 1
-    table = {f"{key.ip}:0": [lxc_text(value)] for key, value in rows}
-    show(table, ("IP ADDRESS", "LOCAL ENDPOINT INFO"), output)
+    found = {f"{key.ip}:0": [lxc_text(value)] for key, value in rows}
+    show(found, ("IP ADDRESS", "LOCAL ENDPOINT INFO"), output)
     return 0
 
 
@@ -233,13 +243,13 @@ def list_connections(
     found: list[dict[str, Any]] = []
     remaining: Remaining | None = None
     for name in names:
-        rows = _rows(name, CtEntry.unpack)
+        rows = _rows(name, CtEntry.unpack, output)
         if output:
             found += [{"Key": tuple_model(key), "Value": ct_model(entry)} for key, entry in rows]
         else:
             if time_diff:
                 remaining = _remaining(time_diff_clocksource_mode, time_diff_clocksource_hz)
-            click.echo("".join(f"{ct_text(key, entry, remaining)} \n" for key, entry in rows))
+            click.echo("".join(f"{ct_text(key, entry, remaining)} \n" for key, entry in _of_protocol(rows)))
     if output:
         click.echo(printed(found, output))
 
@@ -252,20 +262,27 @@ def _scope(kind: str, number: str | None) -> tuple[str, list[str]]:
         raise ValueError(f"unknown type {kind}")
     if number is None:
         raise ValueError(f"missing {kind}ID")
-    if not re.fullmatch("[0-9]{1,10}", number):
-        quoted = json.dumps(number)
-        raise ValueError(f"invalid {kind}ID: strconv.ParseUint: parsing {quoted}: invalid syntax")
+    try:
+        found = parse_unsigned(number, 0xFFFFFFFF)
+    except ValueError as error:
+        raise ValueError(f"invalid {kind}ID: {error}") from error
     if kind == "cluster":
         raise click.ClickException("clusters share one table of connections: use global")
-    return f"{int(number):05}", ["4", "6"]
+    return f"{found:05}", ["4", "6"]
 
 
-def _rows(name: str, unpack: Callable[[bytes], Entry]) -> list[tuple[CtKey, Entry]]:
+def _rows(name: str, unpack: Callable[[bytes], Entry], output: str) -> list[tuple[CtKey, Entry]]:
     """Return the entries of a conntrack or NAT map. Raises click.ClickException if it cannot be read."""
+    failure = _COLLECTING if output else _DUMPING
     try:
-        return [(CtKey.unpack(key), unpack(value)) for key, value in entries_of(name, _DUMPING)]
+        return [(CtKey.unpack(key), unpack(value)) for key, value in entries_of(name, failure)]
     except BpfError as error:
         raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
+
+
+def _of_protocol(rows: list[tuple[CtKey, Entry]]) -> list[tuple[CtKey, Entry]]:
+    """Return the entries that the client prints as text: those with a protocol."""
+    return [row for row in rows if row[0].protocol]
 
 
 def tuple_model(key: CtKey) -> dict[str, object]:
@@ -301,7 +318,9 @@ def ct_model(entry: CtEntry) -> dict[str, object]:
 def ct_text(key: CtKey, entry: CtEntry, remaining: Remaining | None = None) -> str:
     """A connection; with ``remaining`` also the seconds until it expires."""
     way = "SVC" if key.flags & CT_SERVICE else "IN" if key.flags & CT_IN else "OUT"
-    names = [name for bit, name in enumerate(_CT_FLAGS) if entry.flags >> bit & 1]
+    names = [name for bit, name in enumerate(_CT_FLAGS) if name and entry.flags >> bit & 1]
+    if unknown := entry.flags >> len(_CT_FLAGS) << len(_CT_FLAGS):
+        names.append(f"Unknown=0x{unknown:04x}")
     source, destination = (key.saddr, key.daddr) if way == "SVC" else (key.daddr, key.saddr)
     ports = (key.dport, key.sport) if way == "SVC" else (key.sport, key.dport)
     left = "" if remaining is None else f" (remaining: {remaining(entry.lifetime)} sec(s))"
@@ -318,21 +337,36 @@ def ct_text(key: CtKey, entry: CtEntry, remaining: Remaining | None = None) -> s
 
 
 @nat.command("list")
+@click.argument("scope", nargs=-1)
 @output_option
-def list_translations(output: str) -> None:
+def list_translations(scope: tuple[str, ...], output: str) -> None:
     """List all NAT mapping entries"""
+    if scope:
+        click.echo(_no_scope(scope), err=True, nl=False)
+        return
     families = _families()
     found: list[dict[str, Any]] = []
     for family in families:
         name = f"cilium_snat_v{family}_external"
         now = 0 if output else _clock()
-        rows = _rows(name, NatEntry.unpack)
+        rows = _rows(name, NatEntry.unpack, output)
         if output:
             found += [{"Key": tuple_model(key), "Value": nat_model(entry)} for key, entry in rows]
         else:
-            click.echo("".join(f"{nat_text(key, entry, now)}\n" for key, entry in rows))
+            click.echo("".join(f"{nat_text(key, entry, now)}\n" for key, entry in _of_protocol(rows)))
     if output:
         click.echo(printed(found, output))
+
+
+def _no_scope(words: tuple[str, ...]) -> str:
+    """Return why translations are not listed of a part of the table, in the words of the client."""
+    if len(words) != 2 or words[0] != "cluster":
+        return "Invalid argument"
+    try:
+        parse_unsigned(words[1], 0xFFFFFFFF)
+    except ValueError as error:
+        return f"Invalid ClusterID: {error}"
+    return "Failed to retrieve cluster maps: Per-cluster NAT maps are not initialized"
 
 
 def _clock() -> int:
@@ -360,6 +394,9 @@ def nat_model(entry: NatEntry) -> dict[str, object]:
     }
 
 
+_NAT_FLAGS: Final = ((CT_RELATED, "related"), (CT_SERVICE, "service"))
+
+
 def nat_text(key: CtKey, entry: NatEntry, now: int) -> str:
     """A translation of addresses; ``now`` in seconds of the maps' clock."""
     way, what = ("IN", "DST") if key.flags & CT_IN else ("OUT", "SRC")
@@ -368,10 +405,54 @@ def nat_text(key: CtKey, entry: NatEntry, now: int) -> str:
         for ip, port in ((key.saddr, key.sport), (key.daddr, key.dport), (entry.address, entry.port))
     )
     age = go_duration(max(0, now - entry.created) * 10**9)
+    kinds = "".join(f"{name} " for flag, name in _NAT_FLAGS if key.flags & flag)
     return (
-        f"{PROTOCOLS.get(key.protocol, key.protocol)} {way} {source} -> {destination} XLATE_{what} {to} "
-        f"Created={age} ago NeedsCT={int(entry.needs_ct)}"
+        f"{PROTOCOLS.get(key.protocol, key.protocol)} {way} {source} -> {destination} "
+        f"{kinds}XLATE_{what} {to} Created={age} ago NeedsCT={int(entry.needs_ct)}"
     )
+
+
+@frag.command("list")
+@output_option
+def list_fragments(output: str) -> None:
+    """List IPv4 and IPv6 fragments"""
+    names = ("cilium_ipv4_frag_datagrams", "cilium_ipv6_frag_datagrams")
+    found, absent = [], []
+    for name in names:
+        try:
+            found += [fragment_cells(*row) for row in entries_of(name, "failed to dump contents of map")]
+        except BpfError as error:
+            if error.errno != errno.ENOENT:
+                raise click.ClickException(f"failed to open map: {missing(name, error)}\n") from error
+            absent.append(missing(name, error))
+    if len(absent) == len(names):  # a family that is off has no map
+        raise click.ClickException(f"failed to open map: {absent[0]}\n")
+    if output:
+        keys = ("ID", "Proto", "SourceAddress", "DestAddress")
+        click.echo(printed([dict(zip(keys, cells, strict=True)) for cells in found] or None, output))
+    elif found:
+        rows = [(number, PROTOCOLS.get(protocol, protocol), *ends) for number, protocol, *ends in found]
+        click.echo(table(("ID", "PROTO", "SOURCE ADDRESS:PORT", "DEST ADDRESS:PORT"), rows))
+    else:
+        click.echo(NO_ENTRIES, err=True)
+
+
+def fragment_cells(key: bytes, value: bytes) -> tuple[int, int, str, str]:
+    """Return the id, protocol, source and destination of a fragmented datagram.
+
+    Cilium's client prints the id and the ports with swapped bytes.
+    """
+    length, digits = (4, 2) if len(key) == _FRAGMENT_KEY4 else (16, 4)
+    ends = ip_address(key[length : 2 * length]), ip_address(key[:length])
+    ports = FragmentPorts.unpack(value)
+    source, destination = (
+        socket_text(str(ip), port) for ip, port in zip(ends, (ports.sport, ports.dport), strict=True)
+    )
+    number = int.from_bytes(key[2 * length : 2 * length + digits], "big")
+    return number, key[2 * length + digits], source, destination
+
+
+_FRAGMENT_KEY4: Final = 12
 
 
 def _flush(names: Iterable[str]) -> None:

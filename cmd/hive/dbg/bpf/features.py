@@ -17,12 +17,12 @@ from cells.maps.records.cluster import NodeKey, NodeValue, TunnelKey, TunnelValu
 from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.observe.events import reason_name
 from hive.dbg.bpf.maps import (
-    AUTH,
     DUMPING,
     GLOBALS,
     NO_ENTRIES,
     Entries,
     LayoutError,
+    auth_type,
     entries_of,
     listed,
     missing,
@@ -158,7 +158,7 @@ _AUTH_KEY: Final = struct.Struct("<IIHBx")
 
 def _auth(key: bytes, value: bytes) -> tuple[object, ...]:
     local, remote, node, kind = _AUTH_KEY.unpack(key)
-    return local, remote, node, AUTH.get(kind, kind), _expiration(value, "%Y-%m-%d %H:%M:%S", " +0000 UTC")
+    return local, remote, node, auth_type(kind), _expiration(value, "%Y-%m-%d %H:%M:%S", " +0000 UTC")
 
 
 def _auth_model(entries: Entries) -> object:
@@ -188,11 +188,20 @@ def _bandwidth_model(entries: Entries) -> object:
 
 
 def _bandwidth(key: bytes, value: bytes) -> tuple[object, ...]:
-    rate = 8 * int.from_bytes(value[:8], "little")
-    for unit, factor in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
-        if rate >= factor and rate % factor == 0:
-            return int.from_bytes(key[:4], "little"), f"{rate // factor}{unit}"
-    return int.from_bytes(key[:4], "little"), rate
+    """Return the endpoint and its bits per second, as Kubernetes prints a decimal quantity."""
+    endpoint, rate, unit = int.from_bytes(key, "little"), 8 * int.from_bytes(value[:8], "little"), 0
+    while rate and not rate % 1000 and unit < len(_QUANTITIES) - 1:
+        rate, unit = rate // 1000, unit + 1
+    return endpoint, f"{rate}{_QUANTITIES[unit]}"
+
+
+_QUANTITIES: Final = ("", "k", "M", "G", "T", "P", "E")
+"""Suffixes of quantities, by the power of 1000."""
+
+
+def _bandwidth_rows(entries: Entries) -> Entries:
+    """Return the entries in the order of their texts."""
+    return sorted(entries, key=lambda one: tuple(map(str, _bandwidth(*one))))
 
 
 def _config(key: bytes, value: bytes) -> tuple[object, ...]:
@@ -311,6 +320,7 @@ GROUPS: Final = (
         _bandwidth,
         _bandwidth_model,
         DUMPING,
+        _bandwidth_rows,
     ),
     listed(
         "config",

@@ -37,7 +37,7 @@ _PREFIX: Final = re.compile(r"([^%/]+)/(0|[1-9][0-9]{0,2})")
 def list_ipcache(output: str) -> int:
     """List individual entries in the IPCache BPF map"""
     try:
-        table = _ipcache()
+        table = _ipcache("error dumping contents of map")
     except LayoutError as error:
         return unreadable(error)
     if table or output:
@@ -47,8 +47,8 @@ def list_ipcache(output: str) -> int:
     return 0
 
 
-def _ipcache() -> Table:
-    failure = "error dumping contents of map"
+def _ipcache(failure: str = "unable to dump IPCache") -> Table:
+    """Return the entries as text. Raises LayoutError that begins with ``failure`` if there is no such map."""
     try:
         entries = entries_of(_NAME, failure)
     except BpfError as error:

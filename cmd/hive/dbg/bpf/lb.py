@@ -7,14 +7,15 @@ import errno
 import struct
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address, ip_network
+from typing import NamedTuple
 
 import click
 
 from cells.maps.bpf import BpfError
-from cells.services import ServiceFlag
-from hive.dbg.bpf.maps import GLOBALS, PROTOCOLS, Table, entries_of, missing, show
-from hive.dbg.go_text import output_option, socket_text
-from hive.dbg.main import Group
+from cells.services import INTERNAL, ServiceFlag
+from hive.dbg.bpf.maps import GLOBALS, PROTOCOLS, Table, entries_of, missing, show, swapped
+from hive.dbg.go_text import output_option, parse_unsigned, socket_text
+from hive.dbg.main import Group, needed
 from hive.services.maps import flags_text
 
 lb = Group("lb", callback=lambda: None, help="Load-balancing configuration")
@@ -33,7 +34,7 @@ def list_services(frontends: bool, backends: bool, revnat: bool, source_ranges: 
     elif source_ranges:
         show(_source_ranges(), ("SOURCE RANGE (REVNAT_ID)", ""), output)
     elif backends:
-        table = {str(number): [f"{kind}://{ip}"] for number, (kind, ip, _) in _backends("backend").items()}
+        table = {str(number): [one.text] for number, one in _backends("backend").items()}
         show(table, ("ID", "BACKEND ADDRESS (REVNAT_ID) (SLOT)"), output)
     elif frontends:
         show(_slots(_frontend_text, "frontend"), ("SERVICE ADDRESS", "BACKEND ID"), output)
@@ -71,13 +72,30 @@ class ServiceSlot:
         self.family = 4 if length == 4 else 6
         port = int.from_bytes(key[length : length + 2], "big")
         self.slot, _, scope = _SLOT.unpack_from(key, length + 2)
-        self.address = socket_text(str(ip_address(key[:length])), port) + ("/i" if scope else "")
+        self.address = socket_text(str(ip_address(key[:length])), port) + ("/i" if scope == INTERNAL else "")
         self.backend, self.count, number, flags, self.quarantined = _SERVICE.unpack(value)
         self.number = int.from_bytes(number, "big")
         self.flags = ServiceFlag(flags)
 
 
 _SERVICE, _SLOT = struct.Struct("<IH2sHH"), struct.Struct("<HBB")
+
+
+class _Backend(NamedTuple):
+    """An entry of a map of backends."""
+
+    ip: str
+    port: int
+    protocol: int
+    cluster: int
+    zone: int
+
+    @property
+    def text(self) -> str:
+        """The entry as ``--backends`` lists it; the client does not know the names of zones."""
+        cluster = f"@{self.cluster}" if self.cluster else ""
+        protocol = PROTOCOLS.get(self.protocol, self.protocol)
+        return f"{protocol}://{self.ip}{cluster}{'[]' if self.zone else ''}"
 
 
 def _slots(text: Callable[[ServiceSlot], str], what: str = "services") -> Table:
@@ -93,22 +111,29 @@ def _frontend_text(slot: ServiceSlot) -> str:
     return f"{slot.backend} {slot.count}[{slot.quarantined}] ({slot.number}) [0x{low:x} 0x{high:x}]"
 
 
-def _service_text(slot: ServiceSlot, backends: dict[int, tuple[str, str, str]]) -> str:
+def _service_text(slot: ServiceSlot, backends: dict[int, _Backend]) -> str:
     if slot.slot == 0:
         nothing = "0.0.0.0:0" if slot.family == 4 else "[::]:0"
-        return f"{nothing} ({slot.number}) (0) [{flags_text(slot.flags)}]"
-    _, _, address = backends.get(slot.backend, ("", "", f"backend {slot.backend} not found"))
-    return f"{address} ({slot.number}) ({slot.slot})"
+        proxy = ""
+        if ServiceFlag.L7_LOAD_BALANCER in slot.flags:
+            proxy = f"(L7LB Proxy Port: {swapped(slot.backend & 0xFFFF)})"
+        return f"{nothing} ({slot.number}) (0) [{flags_text(slot.flags)}] {proxy}"
+    if slot.backend not in backends:
+        return f"backend {slot.backend} not found"
+    backend = backends[slot.backend]
+    # The brackets are those of the service's family: behind a NAT64 service are IPv4 backends.
+    ip = backend.ip if slot.family == 4 else f"[{backend.ip}]"
+    return f"{ip}:{backend.port} ({slot.number}) ({slot.slot})"
 
 
-def _backends(what: str = "backends") -> dict[int, tuple[str, str, str]]:
-    """Protocol, address and socket by number."""
+def _backends(what: str = "backends") -> dict[int, _Backend]:
+    """Return the backends by number."""
     found = {}
     for length, key, value in _of_both("backends_v3", what):
-        ip, (port, protocol) = str(ip_address(value[:length])), struct.unpack_from(">HB", value, length)
-        name = PROTOCOLS.get(protocol, str(protocol)) if protocol else "NONE"
-        zone = value[length + 6] if len(value) > length + 6 else 0
-        found[int.from_bytes(key, "little")] = name, ip + ("[]" if zone else ""), socket_text(ip, port)
+        port, protocol = struct.unpack_from(">HB", value, length)
+        cluster, zone = struct.unpack_from("<HB", value, length + 4)
+        ip = str(ip_address(value[:length]))
+        found[int.from_bytes(key, "little")] = _Backend(ip, port, protocol, cluster, zone)
     return found
 
 
@@ -147,15 +172,21 @@ def list_maglev(output: str) -> None:
 
 
 @maglev.command("get")
-@click.argument("service", type=int)
+@needed("number", "Missing service id argument\n")
 @output_option
-def get_maglev(service: int, output: str) -> None:
+def get_maglev(number: str, output: str) -> None:
     """Get Maglev lookup table for given service by ID"""
     from hive.services.lookup import tables
 
+    try:
+        service = parse_unsigned(number, 0xFFFF)
+    except ValueError as error:
+        raise click.ClickException(f"Unable to parse {number}: {error}") from error
     found = {
         f"[{number}]/v{family}": [f"[{' '.join(map(str, row))}]"]
         for (number, family), row in tables().items()
         if number == service
     }
+    if not found:
+        raise click.ClickException(f"No entry found for service {service}")
     show(found, ("SVC ID", "LOOKUP TABLE"), output)

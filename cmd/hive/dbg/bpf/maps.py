@@ -15,7 +15,7 @@ from hive.dbg.main import Group
 
 GLOBALS: Final = Path("/sys/fs/bpf/tc/globals")
 PROTOCOLS: Final = {0: "ANY", 1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132: "SCTP"}
-AUTH: Final = {0: "disabled", 1: "spire", 2: "test-always-fail"}
+_AUTH: Final = {0: "disabled", 1: "spire", 2: "test-always-fail"}
 NO_ENTRIES: Final = "No entries found."
 DUMPING: Final = "error dumping contents of map"
 
@@ -26,6 +26,8 @@ LAYOUTS: Final = (
     ("cilium_ct6_*", "ctmap.CtKey6Global", 38, "ctmap.CtEntry", 56),
     ("cilium_ct_any6_*", "ctmap.CtKey6Global", 38, "ctmap.CtEntry", 56),
     ("cilium_egress_gw_policy_v4", "egressmap.EgressPolicyKey4", 12, "egressmap.EgressPolicyVal4", 8),
+    ("cilium_ipv4_frag_datagrams", "fragmap.FragmentKey", 12, "fragmap.FragmentValue", 4),
+    ("cilium_ipv6_frag_datagrams", "fragmap.FragmentKey6", 40, "fragmap.FragmentValue6", 4),
     ("cilium_ipcache", "ipcache.Key", 24, "ipcache.RemoteEndpointInfo", 12),
     ("cilium_ipmasq_v4", "ipmasq.Key4", 8, "ipmasq.Value", 1),
     ("cilium_ipmasq_v6", "ipmasq.Key6", 20, "ipmasq.Value", 1),
@@ -44,6 +46,11 @@ LAYOUTS: Final = (
     ("cilium_runtime_config", "configmap.Index", 4, "configmap.Value", 8),
     ("cilium_snat_v4_external", "nat.NatKey4", 14, "nat.NatEntry4", 40),
     ("cilium_snat_v6_external", "nat.NatKey6", 38, "nat.NatEntry6", 56),
+    ("cilium_srv6_policy_v4", "srv6map.PolicyKey4", 12, "srv6map.PolicyValue", 16),
+    ("cilium_srv6_policy_v6", "srv6map.PolicyKey6", 24, "srv6map.PolicyValue", 16),
+    ("cilium_srv6_sid", "srv6map.SIDKey", 16, "srv6map.SIDValue", 4),
+    ("cilium_srv6_vrf_v4", "srv6map.VRFKey4", 12, "srv6map.VRFValue", 4),
+    ("cilium_srv6_vrf_v6", "srv6map.VRFKey6", 36, "srv6map.VRFValue", 4),
     ("cilium_throttle", "bwmap.EdtId", 8, "bwmap.EdtInfo", 56),
     ("cilium_tunnel_map", "tunnel.TunnelKey", 20, "tunnel.TunnelValue", 20),
     ("cilium_vtep_map", "vtep.Key", 4, "vtep.VtepEndpointInfo", 16),
@@ -52,6 +59,11 @@ LAYOUTS: Final = (
 
 Entries = list[tuple[bytes, bytes]]
 Table = dict[str, list[str]]
+
+
+def auth_type(number: int) -> str:
+    """Return the name of an authentication type."""
+    return _AUTH.get(number, f"Unknown-auth-type-{number}")
 
 
 class LayoutError(click.ClickException):

@@ -11,11 +11,10 @@ import click
 from cells.maps.bpf import BpfError
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from hive.dbg.bpf.maps import (
-    AUTH,
     GLOBALS,
-    NO_ENTRIES,
     PROTOCOLS,
     LayoutError,
+    auth_type,
     delete_entry,
     entries_of,
     missing,
@@ -23,7 +22,8 @@ from hive.dbg.bpf.maps import (
     swapped,
     update_entry,
 )
-from hive.dbg.go_text import aligned, output_option, printable_labels, printed
+from hive.dbg.endpoint import endpoint_id
+from hive.dbg.go_text import aligned, output_option, parse_unsigned, printable_labels, printed
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask
 
@@ -40,18 +40,18 @@ _DIGITS: Final = 20
 def get_policy(number: str | None, everything: bool, numeric: bool, output: str) -> None:
     """List contents of a policy BPF map"""
     if everything:
-        _print_all(numeric, output)
+        _print_all(numeric=numeric, output=output)
         return
     if not number:
         raise click.ClickException("Please provide an endpoint ID, or --all\n")
-    rows = _rows(_map_name(number))
+    rows = _rows(_map_name(endpoint_id(number)))
     if output:
         click.echo(printed([policy_model(*row) for row in rows], output))
     else:
         _print_table(rows, numeric)
 
 
-def _print_all(numeric: bool, output: str) -> None:
+def _print_all(*, numeric: bool, output: str) -> None:
     found = {path: _rows(path.name) for path in sorted(GLOBALS.glob("cilium_policy_[0-9]*"))}
     if not found:
         click.echo("no maps found")
@@ -101,27 +101,41 @@ def _rows(name: str) -> _Rows:
 def _print_table(rows: _Rows, numeric: bool) -> None:
     who = "IDENTITY" if numeric else "LABELS (source:key[=value])"
     lines = [f"POLICY\tDIRECTION\t{who}\tPORT/PROTO\tPROXY PORT\tAUTH TYPE\tBYTES\tPACKETS\tPREFIX\t\n"]
-    for key, entry, _ in rows:
+    for key, entry, data in rows:
         first, *others = [str(key.identity)] if numeric else _labels(key.identity)
-        lines.append(policy_text(key, entry, first))
+        lines.append(_policy_text(key, entry, data, first))
         lines.extend(f"\t\t{label}\t\t\t\t\t\t\t\n" for label in others)
     click.echo(aligned("".join(lines)), nl=False)
     if not rows:
         click.echo("Policy stats empty. Perhaps the policy enforcement is disabled?")
 
 
-def policy_text(key: PolicyKey, entry: PolicyEntry, peer: str) -> str:
-    """A rule of a policy map, of the peer in words."""
-    last = key.port | 0xFFFF >> key.port_bits
-    ports = f"{key.port}-{last}" if last != key.port else str(key.port)
-    protocol = PROTOCOLS.get(key.protocol, str(key.protocol))
+def _policy_text(key: PolicyKey, entry: PolicyEntry, data: bytes, peer: str) -> str:
+    """Return the line of an entry; ``data`` is its key, and ``peer`` the identity or its first label."""
+    prefix = (int.from_bytes(data[:4], "little") - _STATIC_BITS) & 0xFF
     cells = (
         *("Deny" if entry.deny else "Allow", "Egress" if key.egress else "Ingress", peer),
-        *(f"{ports}/{protocol}" if key.port_bits else protocol, entry.proxy_port or "NONE"),
-        *(AUTH.get(entry.auth_type, entry.auth_type), entry.octets, entry.packets),
-        8 + key.port_bits if key.protocol else 0,
+        *(_port_text(key, prefix), entry.proxy_port or "NONE"),
+        *(auth_type(entry.auth_type), entry.octets, entry.packets, prefix),
     )
     return "".join(f"{cell}\t" for cell in cells) + "\n"
+
+
+_STATIC_BITS, _PROTOCOL_BITS, _PORT_BITS = 40, 8, 16
+"""The parts of a key's prefix length: up to the protocol, the protocol, and the port."""
+
+
+def _port_text(key: PolicyKey, prefix: int) -> str:
+    """Return port and protocol of a key with ``prefix`` bits of them."""
+    protocol = PROTOCOLS.get(key.protocol, str(key.protocol))
+    if prefix in {0, _PROTOCOL_BITS}:
+        return protocol
+    bits = prefix - _PROTOCOL_BITS
+    if bits == _PORT_BITS:
+        return f"{key.port}/{protocol}"
+    if 0 < bits < _PORT_BITS:
+        return f"{key.port}-{(key.port + (0xFFFF >> bits)) & 0xFFFF}/{protocol}"
+    return f"<INVALID PREFIX LENGTH: {prefix}>"
 
 
 def policy_model(key: PolicyKey, entry: PolicyEntry, data: bytes) -> dict[str, object]:
@@ -157,9 +171,8 @@ def _labels(number: int) -> list[str]:
 @policy.command("list")
 @output_option
 def list_policies(output: str) -> None:
-    """List all policy maps"""
-    paths = [str(path) for path in sorted(GLOBALS.glob("cilium_policy_[0-9]*"))]
-    click.echo(printed(paths, output) if output else "\n".join(paths or [NO_ENTRIES]))
+    """Dump all policy maps"""
+    _print_all(numeric=False, output=output)
 
 
 _arguments = click.argument(
@@ -241,12 +254,10 @@ def _port(text: str) -> tuple[int, list[int]]:
     wanted = protocol.upper() if slash else "ANY"
     if wanted not in numbers:
         raise click.ClickException(f"{failure}: invalid protocol {json.dumps(wanted)}")
-    if not _is_unsigned(number, 0xFFFF):
-        reason = "value out of range" if number.isascii() and number.isdigit() else "invalid syntax"
-        quoted = json.dumps(number)
-        raise click.ClickException(
-            f"{failure}: invalid port {quoted}: strconv.ParseUint: parsing {quoted}: {reason}"
-        )
-    if not int(number):
+    try:
+        port = parse_unsigned(number, 0xFFFF)
+    except ValueError as error:
+        raise click.ClickException(f"{failure}: invalid port {json.dumps(number)}: {error}") from error
+    if not port:
         return 0, [0]
-    return int(number), [numbers[wanted]] if numbers[wanted] else [one for one in PROTOCOLS if one]
+    return port, [numbers[wanted]] if numbers[wanted] else [one for one in PROTOCOLS if one]

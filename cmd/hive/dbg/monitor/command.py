@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
+from hive.dbg.go_text import Unsigned
 from hive.dbg.monitor.printer import TYPES, Printer, log_line
 from hive.dbg.requests import RequestFailedError, ask, socket_path
 from hive.output import terminal_text
@@ -35,19 +36,7 @@ class _Kind(click.ParamType[int]):
         raise click.UsageError(f'invalid argument "{value}" for "-t, --type" flag: {reason}', ctx)
 
 
-class _Endpoint(click.ParamType[int]):
-    name = "endpoint id"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        reason = "invalid syntax"
-        if text.isascii() and text.isdigit():
-            if int(text) <= 0xFFFF:
-                return int(text)
-            reason = "value out of range"
-        flag = f"--{(param.name or '').replace('_', '-')}" if param is not None else ""
-        fault = f'strconv.ParseUint: parsing "{text}": {reason}'
-        raise click.UsageError(f'invalid argument "{text}" for "{flag}" flag: {fault}', ctx)
+_ENDPOINT: Final = Unsigned(0xFFFF)
 
 
 @click.command("monitor")
@@ -55,12 +44,12 @@ class _Endpoint(click.ParamType[int]):
 @click.option(
     "-t", "--type", "types", multiple=True, type=_Kind(), help=f"Filter by event types [{' '.join(TYPES)}]"
 )
-@click.option("--from", multiple=True, type=_Endpoint(), help="Filter by source endpoint id")
-@click.option("--to", multiple=True, type=_Endpoint(), help="Filter by destination endpoint id")
+@click.option("--from", multiple=True, type=_ENDPOINT, help="Filter by source endpoint id")
+@click.option("--to", multiple=True, type=_ENDPOINT, help="Filter by destination endpoint id")
 @click.option(
     "--related-to",
     multiple=True,
-    type=_Endpoint(),
+    type=_ENDPOINT,
     help="Filter by either source or destination endpoint id",
 )
 @click.option("-v", "--verbose", count=True, help="Enable verbose output (-v, -vv)")
