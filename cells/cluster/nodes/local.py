@@ -98,7 +98,6 @@ def local_node(
         wireguard_key=key.wireguard,
         labels=reader.labels(node) if node is not None else {},
         annotations=annotations_of(node) | {name: value for name, value in published.items() if value},
-        provider_id=node.spec.provider_id if node is not None else "",
         boot_id=boot_id,
     )
 

@@ -75,7 +75,6 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """Its public WireGuard key in base64; empty if it has none."""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
-    provider_id: str = ""
     boot_id: str = ""
     node_identity: int = 0
     created: str = ""

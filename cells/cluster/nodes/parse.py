@@ -331,8 +331,6 @@ class NodeReader:
             wireguard_key=annotation(cilium.annotations, WIREGUARD_KEY) if cilium is not None else "",
             labels=labels or (self.labels(node) if node is not None else {}),
             annotations=annotations_of(cilium) or annotations_of(node),
-            provider_id=(node.spec.provider_id if node is not None else "")
-            or (cilium.spec.instance_id if cilium is not None else ""),
             boot_id=(cilium.spec.boot_id if cilium is not None else "")
             or (node.status.node_info.boot_id if node is not None else ""),
             node_identity=cilium.spec.node_identity if cilium is not None else 0,

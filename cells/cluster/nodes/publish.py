@@ -56,7 +56,7 @@ def wanted(local: ClusterNode, node: Node | None, mode: str) -> Body:
         "ingress": _pair(local.ingress),
         "encryption": {"key": local.encryption_key} if local.encryption_key else {},
     }
-    known = {"bootid": local.boot_id, "instance-id": local.provider_id, "nodeidentity": local.node_identity}
+    known = {"bootid": local.boot_id, "nodeidentity": local.node_identity}
     spec.update({key: value for key, value in known.items() if value})
     if mode == "kubernetes" and any(local.all_cidrs()):
         spec["ipam"] = {"podCIDRs": [str(cidr) for cidr in local.all_cidrs()]}

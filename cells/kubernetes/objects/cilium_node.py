@@ -91,7 +91,6 @@ class CiliumNodeSpec(ObjectPart, frozen=True, gc=False):
 
     addresses: tuple[Address, ...] | None = None
     boot_id: str = field(name="bootid", default="")
-    instance_id: str = field(name="instance-id", default="")
     node_identity: int = field(name="nodeidentity", default=0)
     encryption: Encryption = Encryption()
     health: Pair = Pair()

@@ -48,7 +48,6 @@ class NodeSpec(ObjectPart, frozen=True, gc=False):
 
     pod_cidr: str = field(name="podCIDR", default="")
     pod_cidrs: tuple[str, ...] | None = field(name="podCIDRs", default=None)
-    provider_id: str = field(name="providerID", default="")
     unschedulable: bool = False
     taints: tuple[Taint, ...] | None = None
 

@@ -66,7 +66,7 @@ async def test_the_agent_makes_its_ciliumnode_and_waits_for_the_operator(tmp_pat
         assert made["metadata"]["labels"] == {"zone": "a"}
         (owner,) = made["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "n1", "uid-n1")
-        assert made["spec"]["instance-id"] == "kind://n1"
+        assert "instance-id" not in made["spec"]  # of IPAM modes of clouds, which are not served
         assert made["spec"]["bootid"]
         assert not started.is_set()
         there.put({**made, "spec": {**made["spec"], "ipam": {"podCIDRs": ["10.7.0.0/24"]}}})
