@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from cells.config import cluster_faults
-from cells.unsupported import UnservedSettings, WithoutEffect, log_unused
+from cells.unsupported import UnsupportedSettings, WithoutEffect, log_unused
 from lifecycle import (
     Duration,
     Settings,
@@ -20,7 +20,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["UNUSED_BY_OPERATOR", "OperatorOptions", "ServedCluster", "UnservedOperator", "cell"]
+__all__ = ["UNUSED_BY_OPERATOR", "OperatorOptions", "ServedCluster", "UnsupportedOperator", "cell"]
 
 
 # Options of Cilium's operator for features that are not supported; accepted with their default value.
@@ -28,7 +28,7 @@ __all__ = ["UNUSED_BY_OPERATOR", "OperatorOptions", "ServedCluster", "UnservedOp
 # Source: Cilium 1.17, options of cilium-operator-generic.
 
 
-class UnservedOperator(UnservedSettings, frozen=True):
+class UnsupportedOperator(UnsupportedSettings, frozen=True):
     """Features of Cilium's operator that are not supported."""
 
     enable_k8s: bool = True
@@ -282,7 +282,7 @@ def served_cluster(options: OperatorOptions) -> ServedCluster:
 cell = module(
     "options",
     "Options of the whole operator",
-    config(OperatorOptions, UnservedOperator, *UNUSED_BY_OPERATOR),
+    config(OperatorOptions, UnsupportedOperator, *UNUSED_BY_OPERATOR),
     provide(served_cluster),
     invoke(log_unused),
 )

@@ -5,11 +5,11 @@ with a reason. Any other key is a mistake, and the agent warns of it.
 """
 
 from cells.base.metrics import Collector, MetricFamily, features, ingested
-from cells.unsupported.refused import OTHERS, REFUSED, UnservedSettings, WithoutEffect
+from cells.unsupported.refused import OTHERS, REFUSED, UnsupportedSettings, WithoutEffect
 from cells.unsupported.without_effect import UNUSED, log_unused
 from lifecycle import Member, config, invoke, module, provide
 
-__all__ = ["OTHERS", "REFUSED", "UNUSED", "UnservedSettings", "WithoutEffect", "cell", "log_unused"]
+__all__ = ["OTHERS", "REFUSED", "UNUSED", "UnsupportedSettings", "WithoutEffect", "cell", "log_unused"]
 
 
 _ABSENT = (

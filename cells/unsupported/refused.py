@@ -20,7 +20,7 @@ class WithoutEffect(Settings, frozen=True):
     """Options that are accepted with any value of their type and have no effect."""
 
 
-class UnservedSettings(Settings, frozen=True):
+class UnsupportedSettings(Settings, frozen=True):
     """Options that are accepted only with their default value."""
 
     def faults(self) -> Iterable[str]:
@@ -88,7 +88,7 @@ OTHERS: Final = frozenset(f"{OPERATOR} {CLOUDS} {PODS}".split())
 """All of these keys."""
 
 
-class UnservedAgent(UnservedSettings, frozen=True):
+class UnsupportedAgent(UnsupportedSettings, frozen=True):
     """Behaviour of the agent, and container runtimes."""
 
     cni_external_routing: bool = False
@@ -122,14 +122,14 @@ class UnservedAgent(UnservedSettings, frozen=True):
     """Put policies into manifests-dir instead."""
 
 
-class UnservedAnnouncements(UnservedSettings, frozen=True):
+class UnsupportedAnnouncements(UnsupportedSettings, frozen=True):
     """L2 announcements."""
 
     enable_l2_pod_announcements: bool = False
     """L2 announcements of pods' addresses are not supported yet."""
 
 
-class UnservedBandwidth(UnservedSettings, frozen=True):
+class UnsupportedBandwidth(UnsupportedSettings, frozen=True):
     """Bandwidth management."""
 
     enable_bandwidth_manager: bool = False
@@ -139,7 +139,7 @@ class UnservedBandwidth(UnservedSettings, frozen=True):
     """BBR congestion control for pods is not supported yet."""
 
 
-class UnservedCluster(UnservedSettings, frozen=True):
+class UnsupportedCluster(UnsupportedSettings, frozen=True):
     """Identities and the ipcache."""
 
     node_labels: str = ""
@@ -152,7 +152,7 @@ class UnservedCluster(UnservedSettings, frozen=True):
     """The ipcache map always has the identities of all addresses."""
 
 
-class UnservedDatapath(UnservedSettings, frozen=True):
+class UnsupportedDatapath(UnsupportedSettings, frozen=True):
     """Links, maps and events of the datapath."""
 
     datapath_mode: str = "veth"
@@ -192,7 +192,7 @@ class UnservedDatapath(UnservedSettings, frozen=True):
     """VLAN packets are processed by the programs of their device like others."""
 
 
-class UnservedGateways(UnservedSettings, frozen=True):
+class UnsupportedGateways(UnsupportedSettings, frozen=True):
     """Gateways and multicast."""
 
     multicast_enabled: bool = False
@@ -211,7 +211,7 @@ class UnservedGateways(UnservedSettings, frozen=True):
     """Termination of IPIP tunnels is not supported."""
 
 
-class UnservedMasquerade(UnservedSettings, frozen=True):
+class UnsupportedMasquerade(UnsupportedSettings, frozen=True):
     """Masquerading."""
 
     install_no_conntrack_iptables_rules: bool = False
@@ -221,7 +221,7 @@ class UnservedMasquerade(UnservedSettings, frozen=True):
     """Masqueraded packets have the address of the egress device, not the source of the route."""
 
 
-class UnservedNode(UnservedSettings, frozen=True):
+class UnsupportedNode(UnsupportedSettings, frozen=True):
     """Addresses, devices and routes of the node."""
 
     enable_unreachable_routes: bool = False
@@ -252,7 +252,7 @@ class UnservedNode(UnservedSettings, frozen=True):
     """Neighbour solicitations for pods are not answered on the node's devices."""
 
 
-class UnservedPolicy(UnservedSettings, frozen=True):
+class UnsupportedPolicy(UnsupportedSettings, frozen=True):
     """Network policies."""
 
     enable_xdp_prefilter: bool = False
@@ -268,7 +268,7 @@ class UnservedPolicy(UnservedSettings, frozen=True):
     """CiliumLocalRedirectPolicies may match any address."""
 
 
-class UnservedProxy(UnservedSettings, frozen=True):
+class UnsupportedProxy(UnsupportedSettings, frozen=True):
     """L7 proxies."""
 
     enable_envoy_config: bool = False
@@ -290,7 +290,7 @@ class UnservedProxy(UnservedSettings, frozen=True):
     """The DNS proxy is part of the agent."""
 
 
-class UnservedServices(UnservedSettings, frozen=True):
+class UnsupportedServices(UnsupportedSettings, frozen=True):
     """Services and load balancing."""
 
     enable_nat46x64_gateway: bool = False
@@ -312,16 +312,16 @@ class UnservedServices(UnservedSettings, frozen=True):
     """Put services into manifests-dir instead."""
 
 
-REFUSED: Final[tuple[type[UnservedSettings], ...]] = (
-    UnservedAgent,
-    UnservedAnnouncements,
-    UnservedBandwidth,
-    UnservedCluster,
-    UnservedDatapath,
-    UnservedGateways,
-    UnservedMasquerade,
-    UnservedNode,
-    UnservedPolicy,
-    UnservedProxy,
-    UnservedServices,
+REFUSED: Final[tuple[type[UnsupportedSettings], ...]] = (
+    UnsupportedAgent,
+    UnsupportedAnnouncements,
+    UnsupportedBandwidth,
+    UnsupportedCluster,
+    UnsupportedDatapath,
+    UnsupportedGateways,
+    UnsupportedMasquerade,
+    UnsupportedNode,
+    UnsupportedPolicy,
+    UnsupportedProxy,
+    UnsupportedServices,
 )

@@ -210,7 +210,7 @@ class UnusedWithoutEncryption(WithoutEffect, frozen=True):
     wireguard_track_all_ips_fallback: bool = False
 
 
-class UnusedWithoutItsPart(WithoutEffect, frozen=True):
+class UnusedWithoutTheirFeature(WithoutEffect, frozen=True):
     """Options of rejected features: gateways, SRv6, VTEP, announced pods, BBR; and of BGP router IDs, which
     are those of nodes here.
     """
@@ -247,7 +247,7 @@ UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
     UnusedByProxies,
     HubbleWithoutEffect,
     UnusedWithoutEncryption,
-    UnusedWithoutItsPart,
+    UnusedWithoutTheirFeature,
     UnusedFromKubernetes,
 )
 

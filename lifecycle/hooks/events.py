@@ -102,11 +102,11 @@ class Events:
         remembered: deque[Event] = deque(maxlen=REMEMBERED)
         arrived = asyncio.Event()
 
-        def keep(event: Event) -> None:
+        def enqueue(event: Event) -> None:
             remembered.append(event)
             arrived.set()
 
-        unsubscribe = self.subscribe(keep)
+        unsubscribe = self.subscribe(enqueue)
         try:
             while True:
                 await arrived.wait()

@@ -128,7 +128,7 @@ class Series:
         for ring in self.rings:
             ring[slot] = MISSING
 
-    def shown(self, samples: Iterable[float]) -> str:
+    def format_samples(self, samples: Iterable[float]) -> str:
         """Format samples of one time for a table cell; 0 if missing."""
         suffix = "s" if self.is_histogram and "seconds" in self.name else ""
         return " / ".join(pretty(0.0 if math.isnan(one) else one, suffix) for one in samples)
@@ -319,7 +319,11 @@ def _sampled(samples: Samples, matches: re.Pattern[str], form: str, width: int |
     for one in found:
         rings = [samples.newest_first(ring) for ring in one.rings]
         rows.append(
-            (one.name, one.labels, *(one.shown(ring[back] for ring in rings) for back in COLUMNS.values()))
+            (
+                one.name,
+                one.labels,
+                *(one.format_samples(ring[back] for ring in rings) for back in COLUMNS.values()),
+            )
         )
     return _columns(rows, width)
 
@@ -331,7 +335,7 @@ def _dumped(samples: Samples, series: Series) -> Mapping[str, object]:
         if series.is_histogram
         else ("gauge_or_counter", {"samples": rings[0]})
     )
-    latest = series.shown(ring[0] for ring in rings)
+    latest = series.format_samples(ring[0] for ring in rings)
     return {"name": series.name, "labels": series.labels, kind: values, "latest": latest}
 
 

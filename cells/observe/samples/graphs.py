@@ -36,7 +36,11 @@ def page(samples: Samples) -> str:
     rows = []
     for series in samples:
         rings = [samples.newest_first(ring) for ring in series.rings]
-        cells = (escape(series.name), escape(series.labels), escape(series.shown(ring[0] for ring in rings)))
+        cells = (
+            escape(series.name),
+            escape(series.labels),
+            escape(series.format_samples(ring[0] for ring in rings)),
+        )
         name, labels, latest = cells
         rows.append(f'<tr><td>{name}<td class="labels">{labels}<td>{latest}<td>{_lines(rings)}')
     return _PAGE.format(minutes=RETAINED * INTERVAL / 60, every=INTERVAL / 60, rows="\n".join(rows))

@@ -190,11 +190,11 @@ def candidates(
     return found
 
 
-_Unserved = Container[tuple[ServiceName, str, IPAddress]]
+_RefusedAddresses = Container[tuple[ServiceName, str, IPAddress]]
 
 
 def _places(
-    policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _Unserved
+    policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _RefusedAddresses
 ) -> Iterator[L2AddressDevice]:
     for ip in _addresses(policy, service, unserved):
         for device in devices:
@@ -202,7 +202,7 @@ def _places(
                 yield L2AddressDevice(ip, device.ifindex, device.name, mac_text(device.mac))
 
 
-def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:
+def _addresses(policy: L2Policy, service: Service, unserved: _RefusedAddresses) -> Iterator[IPv4Address]:
     """Yield the service's addresses that the policy announces, except refused ones."""
     texts: list[tuple[str, str]] = []
     if policy.balancers:

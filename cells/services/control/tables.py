@@ -32,7 +32,7 @@ from cells.services import (
 )
 from cells.services.map_entries import NAMELESS
 from cells.services.model.backends import SliceBackends, addresses_of, refused_backends, with_missing
-from cells.services.model.claims import CLAIMANT, HOST_IP, RefusedAddress, unserved_of
+from cells.services.model.claims import CLAIMANT, HOST_IP, RefusedAddress, unsupported_parts
 from cells.services.model.frontends import LOCAL, faults_of
 from cells.services.model.redirect import RedirectPolicy
 from lifecycle import Change, HiveError, Member, Table
@@ -193,7 +193,7 @@ def service_events(options: LoadBalancerOptions, resources: Resources) -> Member
         if not served_by(row.labels, options.k8s_service_proxy_name):
             return
         about = Regarding(SERVICES, row.name, row.namespace, row.metadata.uid)
-        for part, reason in unserved_of(row, options):
+        for part, reason in unsupported_parts(row, options):
             yield EventDraft(about, "NotServedAsWritten", f"{part}: {reason}", "Serve")
         for annotation, reason in faults_of(row, options):
             yield EventDraft(about, "AnnotationWithoutEffect", f"{annotation}: {reason}", "Serve")

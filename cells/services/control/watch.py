@@ -54,7 +54,7 @@ from cells.services.model.claims import (
     frontends,
     node_reservations,
     pod_reservations,
-    unserved_of,
+    unsupported_parts,
 )
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy, read_redirect
@@ -276,7 +276,7 @@ class ServiceWatch:
                     "annotation of a service has no effect", service=name, annotation=annotation, reason=fault
                 )
         if old is None or old.spec != row.spec:
-            for part, fault in unserved_of(row, self._options):
+            for part, fault in unsupported_parts(row, self._options):
                 log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Pod]) -> None:

@@ -54,7 +54,7 @@ __all__ = [
     "frontends",
     "node_reservations",
     "pod_reservations",
-    "unserved_of",
+    "unsupported_parts",
 ]
 
 
@@ -293,7 +293,7 @@ def same_cluster_addresses(one: Service, other: Service) -> bool:
 # Parts of a service's spec that are not served, for log and events.
 
 
-def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
+def unsupported_parts(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
     """Yield the fields of the spec that are not served, with the reason."""
     spec = service.spec
     if spec.type == "ExternalName" or spec.cluster_ip == "None":

@@ -25,7 +25,7 @@ from cells.services.model.claims import (
     frontends,
     node_reservations,
     pod_reservations,
-    unserved_of,
+    unsupported_parts,
 )
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import read_redirect
@@ -73,7 +73,7 @@ def _reserve_node(catalog: ServiceCatalog, object_name: str, name: str, node: Pa
 def _services(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
     for at, row in _rows(cluster, SERVICES):
         name = ServiceName(row.namespace, row.name)
-        for part, reason in unserved_of(row, OPTIONS):
+        for part, reason in unsupported_parts(row, OPTIONS):
             yield Finding(at.at(_path(at, part)), "warning", f"{name}: {part}: {reason}")
         for annotation, reason in faults_of(row, OPTIONS):
             place = at.at(f"metadata.annotations.{annotation}")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from cells.operator import operator, options
-from cells.operator.options import UNUSED_BY_OPERATOR, UnservedOperator
+from cells.operator.options import UNUSED_BY_OPERATOR, UnsupportedOperator
 from hive.operator.command import command
 from lifecycle import Hive, SettingsError, Sources
 from tests.support import chart
@@ -79,7 +79,7 @@ def test_no_option_of_cilium_is_unknown() -> None:
 
 
 def test_each_option_is_listed_once_with_a_reason() -> None:
-    unserved = [name for struct in (UnservedOperator, *UNUSED_BY_OPERATOR) for name in names(struct)]
+    unserved = [name for struct in (UnsupportedOperator, *UNUSED_BY_OPERATOR) for name in names(struct)]
     served = known() - set(unserved)
     assert len(served) + len(unserved) == len(known())
     for one in Hive(options.cell, settings=Sources(argv=[])).settings():
@@ -90,7 +90,7 @@ def names(struct: type[msgspec.Struct]) -> tuple[str, ...]:
     return struct.__struct_encode_fields__
 
 
-DEFAULTS = dict(zip(names(UnservedOperator), UnservedOperator.__struct_defaults__, strict=True))
+DEFAULTS = dict(zip(names(UnsupportedOperator), UnsupportedOperator.__struct_defaults__, strict=True))
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -21,7 +21,7 @@ from cells.services import (
     ServiceType,
     ServingNode,
 )
-from cells.services.model.claims import unserved_of
+from cells.services.model.claims import unsupported_parts
 from cells.services.model.frontends import NODE_SELECTOR, faults_of, frontends_of, may_differ
 from cells.services.node_ports import ForwardingSettings, NodePortMode
 from cells.tunnel.settings import PodTunnel
@@ -273,7 +273,7 @@ def test_unserved_service_ports_are_reported(
 ) -> None:
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "SCTP"} | port]}
     service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
-    found = list(unserved_of(service, LoadBalancerOptions(**options)))
+    found = list(unsupported_parts(service, LoadBalancerOptions(**options)))
     assert [part for part, _ in found] == ["port 80"] * len(reasons)
     assert all(reason.startswith(text) for (_, reason), text in zip(found, reasons, strict=True))
 
@@ -284,7 +284,7 @@ def test_invalid_service_addresses_and_ranges_are_reported() -> None:
         "loadBalancerSourceRanges": ["10.0.0.0/33", "10.0.0.0/8"],
     }  # fmt: skip
     service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
-    assert dict(unserved_of(service, LoadBalancerOptions())) == {
+    assert dict(unsupported_parts(service, LoadBalancerOptions())) == {
         "externalIPs": "'1.2.3': expected an IP address",
         "loadBalancerSourceRanges": "'10.0.0.0/33': expected an IP network: left out",
     }
@@ -487,7 +487,7 @@ def test_a_service_of_an_unknown_type_is_served_as_a_cluster_address_and_reporte
     )
     options = LoadBalancerOptions()
     assert [one.type for one in frontends_of(service, {}, NODE, options)] == [ServiceType.CLUSTER_IP]
-    ((part, reason),) = unserved_of(service, options)
+    ((part, reason),) = unsupported_parts(service, options)
     assert part == "type"
     assert reason.startswith("'NodePorts': expected one of ClusterIP,")
 
@@ -501,7 +501,7 @@ def test_a_port_that_another_one_hides_is_reported() -> None:
         service = msgspec.convert(
             {"metadata": {"name": "dns"}, "spec": {"clusterIP": "10.96.0.1", "ports": ports}}, Service
         )
-        return list(unserved_of(service, LoadBalancerOptions(bpf_lb_proto_diff=proto_diff)))
+        return list(unsupported_parts(service, LoadBalancerOptions(bpf_lb_proto_diff=proto_diff)))
 
     assert reported(53, 5353, proto_diff=True) == []
     assert reported(53, 53, proto_diff=False) == []
