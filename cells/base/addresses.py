@@ -163,7 +163,7 @@ class AddressRange:
         """Whether the address can be allocated from this range."""
         return ip.version == self.network.version and 0 <= int(ip) - self._base < self.size
 
-    def take_next(self) -> IPAddress:
+    def allocate_next(self) -> IPAddress:
         """Allocate a free address. Raises RangeFull."""
         if self._count >= self.size:
             raise RangeFull
@@ -177,7 +177,7 @@ class AddressRange:
         self._count += 1
         return self._address(self._base + number * _CHUNK + bit)
 
-    def take(self, ip: IPAddress) -> bool:
+    def allocate(self, ip: IPAddress) -> bool:
         """Allocate this address, which the range must cover. Returns False if it is allocated already."""
         number, bit = divmod(int(ip) - self._base, _CHUNK)
         chunk = self._chunk(number)
@@ -187,7 +187,7 @@ class AddressRange:
         self._count += 1
         return True
 
-    def give_back(self, ip: IPAddress) -> bool:
+    def release(self, ip: IPAddress) -> bool:
         """Release this address. Returns False if it is not allocated."""
         if ip not in self:
             return False

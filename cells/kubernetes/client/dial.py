@@ -412,8 +412,8 @@ class ConnectionPool:
         self._in_use: set[HttpConnection] = set()
         self._closed = False
 
-    async def take(self, server: str) -> HttpConnection:
-        """Return a connection to the server; the caller returns it by give(). Raises UnreachableError."""
+    async def acquire(self, server: str) -> HttpConnection:
+        """Return a connection to the server; the caller returns it by release(). Raises UnreachableError."""
         try:
             self._slots.acquire_nowait()
         except anyio.WouldBlock:
@@ -433,7 +433,7 @@ class ConnectionPool:
         self._in_use.add(found)
         return found
 
-    async def give(self, connection: HttpConnection) -> None:
+    async def release(self, connection: HttpConnection) -> None:
         """Return a connection to the pool, or close it if it cannot be reused."""
         self._in_use.discard(connection)
         connection.release()

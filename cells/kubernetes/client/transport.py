@@ -185,7 +185,7 @@ class Transport:
         try:
             yield StreamedResponse(connection)
         finally:
-            await pool.give(connection)
+            await pool.release(connection)
 
     async def _request(
         self,
@@ -199,16 +199,16 @@ class Transport:
     ) -> HttpConnection:
         """Return a connection with the head of the answer; the caller returns it. Raises UnreachableError."""
         while True:
-            connection = await pool.take(server)
+            connection = await pool.acquire(server)
             reused = bool(connection.idle_since)
             try:
                 await connection.send_request(message, within=self._connect, head=head, quiet=quiet)
             except DroppedError:
-                await pool.give(connection)
+                await pool.release(connection)
                 if not (reused and repeatable):
                     raise
             except BaseException:
-                await pool.give(connection)
+                await pool.release(connection)
                 raise
             else:
                 return connection
@@ -226,11 +226,11 @@ class Transport:
         after = b" HTTP/1.1\r\n" + lines + _lines(headers) + b"Content-Type: "
         messages = b"".join([one.message(before, after) for one in requests])
         try:
-            connection = await pool.take(server)
+            connection = await pool.acquire(server)
             try:
                 return await connection.ask_all(messages, len(requests), within=self._connect, quiet=quiet)
             finally:
-                await pool.give(connection)
+                await pool.release(connection)
         except UnreachableError:
             self.failed(server)
             raise

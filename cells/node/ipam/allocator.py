@@ -322,7 +322,7 @@ class Allocator:
             valid = ", ".join(map(str, addresses.networks))
             text = f"provided IP is not in the valid range. The range of valid IPs is {valid}"
             raise IpamError(FAILED, text)
-        if ip in self._owners or ip in self._reserved or not addresses.take(ip):
+        if ip in self._owners or ip in self._reserved or not addresses.allocate(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
         self._record(ip, owner, name)
         self.allocated[family] += 1
@@ -337,7 +337,7 @@ class Allocator:
         self._expirations.stop(ip)
         self._reserved.pop(ip, None)
         family = Family.of(ip)
-        changed = [each for _, of, each in self._all_ranges() if of is family and each.give_back(ip)]
+        changed = [each for _, of, each in self._all_ranges() if of is family and each.release(ip)]
         self.released[family] += bool(changed)
         if [each for each in changed if each.forget_retired()]:
             self._drop_empty_pools()
@@ -432,7 +432,7 @@ class Allocator:
             raise self._unavailable(text, pool, family, owner)
         while True:
             try:
-                ip = addresses.take_next()
+                ip = addresses.allocate_next()
             except RangeFull:
                 text = "all pod CIDR ranges are exhausted" if self._several else "range is full"
                 raise self._unavailable(text, pool, family, owner) from None

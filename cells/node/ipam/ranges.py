@@ -111,43 +111,43 @@ class AddressRanges:
         for each in self._active:
             for ip in taken:
                 if each.covers(ip):
-                    each.take(ip)
+                    each.allocate(ip)
         return True
 
     def covers(self, ip: IPAddress) -> bool:
         """Whether one of the networks contains the address, including retired ones."""
         return any(each.covers(ip) for each in self._all())
 
-    def take_next(self) -> IPAddress:
+    def allocate_next(self) -> IPAddress:
         """Allocate a free address. Raises RangeFull."""
         for each in self._active:
             try:
-                ip = each.take_next()
+                ip = each.allocate_next()
             except RangeFull:
                 continue
             for other in self._all():
                 if other is not each and other.covers(ip):
-                    other.take(ip)
+                    other.allocate(ip)
             self._count += 1
             return ip
         raise RangeFull
 
-    def take(self, ip: IPAddress) -> bool:
+    def allocate(self, ip: IPAddress) -> bool:
         """Allocate this address, which a network must contain; return False if it is allocated already."""
         if ip in self:
             return False
         for each in self._all():
             if each.covers(ip):
-                each.take(ip)
+                each.allocate(ip)
         self._count += 1
         return True
 
-    def give_back(self, ip: IPAddress) -> bool:
+    def release(self, ip: IPAddress) -> bool:
         """Release this address; return False if it was not allocated."""
         if ip not in self:
             return False
         for each in self._all():
-            each.give_back(ip)
+            each.release(ip)
         self._count -= 1
         return True
 

@@ -44,7 +44,7 @@ def test_an_address_has_one_owner_and_none_is_lost_whatever_ranges_do(
     for step in steps:
         if step == "next":
             try:
-                ip = ranges.take_next()
+                ip = ranges.allocate_next()
             except RangeFull:
                 usable = {ip for network in active for ip in network.hosts()}
                 assert usable <= set(taken)
@@ -55,14 +55,14 @@ def test_an_address_has_one_owner_and_none_is_lost_whatever_ranges_do(
         elif isinstance(step, int):
             if taken:
                 vanished = taken.pop(step % len(taken))
-                assert ranges.give_back(vanished)
-                assert not ranges.give_back(vanished)
+                assert ranges.release(vanished)
+                assert not ranges.release(vanished)
         else:
             assert isinstance(step, list)
             ranges.follow(step)
             active = step
         assert len(ranges) == len(taken)
-        assert all(ip in ranges and not ranges.take(ip) for ip in taken)
+        assert all(ip in ranges and not ranges.allocate(ip) for ip in taken)
         ranges.forget_retired()
 
 
