@@ -150,7 +150,7 @@ class StopError(_HookErrors):
     """A hook failed while the hive ran or stopped; every other hook was stopped nevertheless."""
 
 
-def as_failure(error: BaseException, who: str) -> Exception:
+def as_failure(error: BaseException, source: str) -> Exception:
     """Return the failure of a hook, job or constructor, for anything it raises without being cancelled.
 
     An Exception is the failure itself. A CancelledError means that it awaited something that was cancelled,
@@ -166,7 +166,7 @@ def as_failure(error: BaseException, who: str) -> Exception:
             "await a cancelled task under contextlib.suppress(asyncio.CancelledError)"
         )
     elif (exits := _exit(error)) is not None:
-        failure = _exit_requested(exits, who)
+        failure = _exit_requested(exits, source)
     else:
         failure = BodyError(f"it raised {type(error).__name__}, which is not an Exception: {error}")
     failure.__cause__ = error
@@ -183,15 +183,15 @@ def is_garbage_collected(task: "asyncio.Task[Any] | None") -> bool:
 
 def _exit(error: BaseException) -> SystemExit | KeyboardInterrupt | None:
     """Return the request to end the process, alone or in a group, or None."""
-    return next((one for one in leaves(error) if isinstance(one, SystemExit | KeyboardInterrupt)), None)
+    return next((leaf for leaf in leaves(error) if isinstance(leaf, SystemExit | KeyboardInterrupt)), None)
 
 
-def _exit_requested(error: SystemExit | KeyboardInterrupt, who: str) -> ExitRequestedError:
+def _exit_requested(error: SystemExit | KeyboardInterrupt, source: str) -> ExitRequestedError:
     if isinstance(error, KeyboardInterrupt):
-        return ExitRequestedError(f"{who} was interrupted", INTERRUPTED)
+        return ExitRequestedError(f"{source} was interrupted", INTERRUPTED)
     if error.code is None or isinstance(error.code, int):
         code = error.code or 0
-        return ExitRequestedError(f"{who} called sys.exit({code})", code)
+        return ExitRequestedError(f"{source} called sys.exit({code})", code)
     return ExitRequestedError(str(error.code), 1)  # like Python for sys.exit("why")
 
 
@@ -219,8 +219,8 @@ def exit_code(error: BaseException) -> int:
     2 for usage and configuration, the code of sys.exit(), otherwise 1.
     """
     codes = [leaf.exit_code if isinstance(leaf, HiveError) else None for leaf in leaves(error)]
-    known = [code for code in codes if code]
-    return known[0] if known else int(None in codes)
+    nonzero = [code for code in codes if code]
+    return nonzero[0] if nonzero else int(None in codes)
 
 
 def explain(error: BaseException) -> str | None:
@@ -233,19 +233,19 @@ def explain(error: BaseException) -> str | None:
 
 def texts(error: BaseException) -> list[str]:
     """As explain(), one text for each fault; none for internal errors."""
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for leaf in leaves(error):
         if not isinstance(leaf, HiveError | HookTimeoutError):
             return []
         faults = leaf.faults if isinstance(leaf, SettingsError) else ()
-        found |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
-        found |= dict.fromkeys(getattr(leaf, "__notes__", ()))
-    return list(found)
+        unique |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
+        unique |= dict.fromkeys(getattr(leaf, "__notes__", ()))
+    return list(unique)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, candidates: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known name, if one is near."""
     import difflib  # imported only for errors
 
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(name, list(candidates), 1)
+    return f"; did you mean {matches[0]}?" if matches else ""

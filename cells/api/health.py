@@ -221,7 +221,9 @@ class HealthApi:
     async def _answer(self, request: Request) -> Response:
         match = self._routes.match(request.method, request.path)
         return (
-            not_found_response(request, match.allowed) if match.found is None else await match.found(request)
+            not_found_response(request, match.allowed)
+            if match.handler is None
+            else await match.handler(request)
         )
 
     async def _status(self, _request: Request) -> Response:

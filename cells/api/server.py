@@ -222,18 +222,18 @@ def application(
         began = time.perf_counter()
         match = known.match(request.method, request.path)
         response = await answered(request, match)
-        path, took = match.found.path if match.found else None, time.perf_counter() - began
+        path, took = match.handler.path if match.handler else None, time.perf_counter() - began
         times.count(path, request.method, response.status, took)
         log.debug("answered", method=request.method, path=request.path, status=response.status, seconds=took)
         return response
 
     async def answered(request: Request, match: Match[Route]) -> Response:
-        if match.found is None:
+        if match.handler is None:
             return not_found_response(request, match.allowed)
         if request.too_large:
             return framework_response(413, 413, f"the request body is larger than {MAX_BODY} bytes")
         try:
-            return await _operate(match.found, replace(request, match_info=match.info), may_change)
+            return await _operate(match.handler, replace(request, match_info=match.info), may_change)
         except FrameworkError as error:
             return framework_response(error.status, error.code, error.message)
         except Exception:  # a fault in an operation must not stop the API

@@ -54,11 +54,11 @@ def tables_info(tables: Tables) -> list[TableInfo]:
     ]
 
 
-async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
+async def rows(items: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
     """Yield the rows of a Snapshot, in slices, with yields to the event loop."""
     part: list[TableRow] = []
     time_slice = TimeSlice()
-    for key, row, revision in found:
+    for key, row, revision in items:
         part.append(TableRow(revision, plain(key), plain(row)))
         if time_slice.over:
             yield part
@@ -95,22 +95,22 @@ class Follower:
         self, table: ReadTable[Any, Any], quiet: float | None = None
     ) -> AsyncGenerator[list[TableChange], None]:
         """Yield all rows, then their changes, in batches; an empty batch after the given quiet seconds."""
-        held = table.snapshot()
-        changes = table.changes(held.revision)
+        snapshot = table.snapshot()
+        changes = table.changes(snapshot.revision)
         self._watched.add(changes)
         try:
-            async with aclosing(rows(held)) as slices:
+            async with aclosing(rows(snapshot)) as slices:
                 async for part in slices:
-                    yield [TableChange(one.rev, one.key, one.obj, deleted=False) for one in part]
+                    yield [TableChange(row.rev, row.key, row.obj, deleted=False) for row in part]
                     if self._closed:
                         return
-            if not len(held):
+            if not len(snapshot):
                 yield []
-            del held, slices  # release the initial rows
+            del snapshot, slices  # release the initial rows
             while not self._closed:
                 with anyio.move_on_after(quiet):
                     await changes.wait()
                 if not self._closed:
-                    yield [changed(one) for one in changes.take()]
+                    yield [changed(change) for change in changes.take()]
         finally:
             self._watched.discard(changes)

@@ -17,9 +17,9 @@ _LEAST = 10
 _BELOW = "    "
 
 
-def columns_of(found: Iterable[Mapping[str, str]]) -> list[str]:
+def columns_of(records: Iterable[Mapping[str, str]]) -> list[str]:
     """Return all names that occur, in order."""
-    return list(dict.fromkeys(name for record in found for name in record))
+    return list(dict.fromkeys(name for record in records for name in record))
 
 
 class Columns:
@@ -53,8 +53,8 @@ class Columns:
             name = others.pop()
             if name in self._filled:
                 left_out.append(name)
-            self._names = [each for each in self._names if each != name]
-            self._widths = [widths[each] for each in self._names]
+            self._names = [column for column in self._names if column != name]
+            self._widths = [widths[column] for column in self._names]
         while (excess := self._excess(width)) > 0 and max(self._widths) > _LEAST:
             ordered = sorted(self._widths)
             second = ordered[-2] if len(ordered) > 1 else 0
@@ -79,7 +79,7 @@ class Columns:
 
 
 def fitted(
-    found: Sequence[Mapping[str, str]],
+    records: Sequence[Mapping[str, str]],
     columns: Sequence[str],
     width: int | None,
     *,
@@ -91,15 +91,15 @@ def fitted(
     The column named ``below`` then follows each line; columns that do not fit are left out and named at the
     end.
     """
-    whole = aligned(found, columns)
+    whole = aligned(records, columns)
     if width is None or max(map(len, whole.splitlines())) <= width:
         return whole
     table = Columns([name for name in columns if name != below])
-    for record in found:
+    for record in records:
         table.measure(record)
     left_out = table.fit(width, keep)
     lines = [table.header()]
-    for record in found:
+    for record in records:
         lines += [table.line(record), *wrapped(record.get(below, ""), width, _BELOW)]
     return "".join([*lines, *left_out_note(left_out, "a wider terminal shows them", width)])
 
@@ -120,12 +120,12 @@ def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -
         yield f"{line}\n"
 
 
-def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
+def aligned(records: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
     """Return a header in upper case and a line for each record; each column as wide as its widest cell."""
     table = Columns(columns)
-    for record in found:
+    for record in records:
         table.measure(record)
-    return "".join([table.header(), *map(table.line, found)])
+    return "".join([table.header(), *map(table.line, records)])
 
 
 class TableView(msgspec.Struct, frozen=True):
@@ -149,9 +149,9 @@ class TableView(msgspec.Struct, frozen=True):
         rows = tuple(_cut(line, starts) for line in lines[1:])
         return cls(tuple(word[0].lower() for word in words), starts, rows)
 
-    def differences(self, found: Sequence[Mapping[str, str]]) -> list[str]:
+    def differences(self, records: Sequence[Mapping[str, str]]) -> list[str]:
         """Lines with ``-`` for expected and ``+`` for present records; empty if they are equal."""
-        rows = [tuple(record.get(name, "") for name in self.columns) for record in found]
+        rows = [tuple(record.get(name, "") for name in self.columns) for record in records]
         if rows == list(self.rows):
             return []
         import difflib  # imported only for errors

@@ -72,11 +72,11 @@ class TableHistory:
         """Return all moments, the oldest first."""
         return list(self._moments)
 
-    def moments(self, what: str) -> list[Moment]:
-        """As all(). Raises CommandError, which begins with `what`, if there is none."""
+    def moments(self, subject: str) -> list[Moment]:
+        """As all(). Raises CommandError, which begins with `subject`, if there is none."""
         if not self._moments:
             raise CommandError(
-                f"{what}: no moments are remembered; expected a setting such as admin-history=60"
+                f"{subject}: no moments are remembered; expected a setting such as admin-history=60"
             )
         return self.all()
 
@@ -95,11 +95,11 @@ class TableHistory:
             age = float(Duration.parse(text))
         except ValueError as error:
             raise CommandError(f"--at={text}: neither the number of a moment nor an age: {error}") from None
-        found = [one for one in self._moments if one.at <= time.time() - age]
-        if not found:
+        old_enough = [moment for moment in self._moments if moment.at <= time.time() - age]
+        if not old_enough:
             oldest = time.time() - self._moments[0].at
             raise CommandError(f"--at={text}: the oldest moment is {oldest:.0f} s old")
-        return found[-1]
+        return old_enough[-1]
 
     def _remember(self) -> None:
         self._next = None
@@ -112,6 +112,6 @@ class TableHistory:
             except Exception as error:  # noqa: BLE001  # of a derived table's function: shown to those who look
                 seen[table.name] = f"{type(error).__name__}: {error}"
         before = self._moments[-1].seen if self._moments else seen
-        changed = tuple(name for name, one in seen.items() if one != before.get(name))
+        changed = tuple(name for name, snapshot in seen.items() if snapshot != before.get(name))
         self._number += 1
         self._moments.append(Moment(self._number, time.time(), changed, seen))

@@ -93,62 +93,62 @@ class HiveCommands(Commands):
             ),
         )
 
-    async def _status(self, state: State, _given: Arguments) -> None:
-        found = [one for one in self._health.snapshot() if one.level != "unknown"]
-        bad = [one for one in found if one.level == "degraded"]
+    async def _status(self, state: State, _arguments: Arguments) -> None:
+        statuses = [status for status in self._health.snapshot() if status.level != "unknown"]
+        degraded = [status for status in statuses if status.level == "degraded"]
         jobs = self._jobs.snapshot()
         tables = self._tables.all()
         waiting = [table.name for table in tables if not table.initialized]
-        failing = [f"{one.module}: {one.name}" for one in jobs if one.failures_in_a_row]
+        failing = [f"{job.module}: {job.name}" for job in jobs if job.failures_in_a_row]
         lines = {
             "process": f"runs for {Duration(round(process_age()))}",
-            "health": f"{len(found)} parts, {len(bad)} degraded",
-            "jobs": f"{len(jobs)}, {len(failing)} failing" + "".join(f"\n  {one}" for one in failing),
+            "health": f"{len(statuses)} parts, {len(degraded)} degraded",
+            "jobs": f"{len(jobs)}, {len(failing)} failing" + "".join(f"\n  {line}" for line in failing),
             "tables": f"{len(tables)}, {len(waiting)} not complete"
-            + "".join(f"\n  {one}" for one in waiting),
+            + "".join(f"\n  {name}" for name in waiting),
             "disabled": ", ".join(self._modules.disabled) or "nothing",
             "log level": log_level(),
         }
         width = max(map(len, lines)) + 1
         for name, lines_of in lines.items():
             await state.print(f"{name + ':':{width}} {lines_of}")
-        for one in bad:
-            text = f"{one.module}: {one.message}{f' ({one.error})' if one.error else ''}"
+        for status in degraded:
+            text = f"{status.module}: {status.message}{f' ({status.error})' if status.error else ''}"
             await state.print("".join(wrapped(text, state.width, "  ", "  ")))
 
-    async def _show_health(self, state: State, given: Arguments) -> None:
-        under = given.words[0] if given.words else ""
-        found = self._health.snapshot(under)
-        if under and not found:
+    async def _show_health(self, state: State, arguments: Arguments) -> None:
+        under = arguments.words[0] if arguments.words else ""
+        statuses = self._health.snapshot(under)
+        if under and not statuses:
             raise CommandError(f"nothing has reported its health as {under}")
         now = time.time()
         records = [
             {
-                "module": one.module,
-                "level": one.level,
-                "for": str(Duration(max(0, round(now - one.since)))),
-                "message": one.message + (f" ({one.error})" if one.error else ""),
+                "module": status.module,
+                "level": status.level,
+                "for": str(Duration(max(0, round(now - status.since)))),
+                "message": status.message + (f" ({status.error})" if status.error else ""),
             }
-            for one in found
+            for status in statuses
         ]
         columns = ["module", "level", "for", "message"]
         await state.print(fitted(records, columns, state.width, keep=columns[:3], below="message"))
 
-    async def _graph(self, state: State, given: Arguments) -> None:
+    async def _graph(self, state: State, arguments: Arguments) -> None:
         from lifecycle.graph.views import show  # not imported during a start
 
         def view() -> str:  # takes some 10 ms: not on the event loop
-            return show(self._view.graph(), *given.words)
+            return show(self._view.graph(), *arguments.words)
 
         try:
             await state.print(await anyio.to_thread.run_sync(view))
         except ValueError as error:
             raise CommandError(str(error)) from None
 
-    async def _timeline(self, state: State, given: Arguments) -> None:
+    async def _timeline(self, state: State, arguments: Arguments) -> None:
         timeline = await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()))
         spans = sorted(timeline.spans, key=lambda span: -span.took)
-        shown = spans if given.flags["all"] else spans[:_SLOWEST]
+        shown = spans if arguments.flags["all"] else spans[:_SLOWEST]
         records = [
             {
                 "step": span.kind,
@@ -163,26 +163,26 @@ class HiveCommands(Commands):
         if len(shown) < len(spans):
             await state.print(f"and {len(spans) - len(shown)} more: --all shows them")
 
-    async def _show_jobs(self, state: State, _given: Arguments) -> None:
+    async def _show_jobs(self, state: State, _arguments: Arguments) -> None:
         records = [
             {
-                "module": one.module,
-                "job": one.name,
-                "kind": one.kind,
-                "runs": str(one.runs),
-                "failures": str(one.failures),
-                "last": f"{one.last_seconds * 1000:.1f}ms",
-                "longest": f"{one.longest_seconds * 1000:.1f}ms",
-                "error": one.last_error,
+                "module": job.module,
+                "job": job.name,
+                "kind": job.kind,
+                "runs": str(job.runs),
+                "failures": str(job.failures),
+                "last": f"{job.last_seconds * 1000:.1f}ms",
+                "longest": f"{job.longest_seconds * 1000:.1f}ms",
+                "error": job.last_error,
             }
-            for one in self._jobs.snapshot()
+            for job in self._jobs.snapshot()
         ]
         columns = ["module", "job", "kind", "runs", "failures", "last", "longest", "error"]
         keep = ["module", "job", "runs", "failures"]
         await state.print(fitted(records, columns, state.width, keep=keep, below="error"))
 
-    async def _disable(self, state: State, given: Arguments) -> None:
-        module = given.words[0]
+    async def _disable(self, state: State, arguments: Arguments) -> None:
+        module = arguments.words[0]
         try:
             stops = self._modules.affected(module)
         except HiveError as error:
@@ -195,7 +195,7 @@ class HiveCommands(Commands):
         for running, why in self._keeps.items():
             if running in stops:
                 raise CommandError(f"{module} is not stopped: {running} would stop with it, and {why}")
-        if not given.flags["yes"] and module not in self._modules.disabled:
+        if not arguments.flags["yes"] and module not in self._modules.disabled:
             count = "1 module" if len(stops) == 1 else f"{len(stops)} modules"
             raise ConfirmationNeededError(
                 f"this stops {count}: {', '.join(stops)}\n"
@@ -204,17 +204,17 @@ class HiveCommands(Commands):
         affected = await self._switched(self._modules.disable, module)
         await state.print(f"stopped: {', '.join(affected) or 'nothing'}")
 
-    async def _enable(self, state: State, given: Arguments) -> None:
-        affected = await self._switched(self._modules.enable, given.words[0])
+    async def _enable(self, state: State, arguments: Arguments) -> None:
+        affected = await self._switched(self._modules.enable, arguments.words[0])
         await state.print(f"started: {', '.join(affected) or 'nothing'}")
 
     def _disabled(self) -> str:
         return f"disabled: {', '.join(self._modules.disabled) or 'nothing'}"
 
-    async def _level(self, state: State, given: Arguments) -> None:
-        if given.words:
+    async def _level(self, state: State, arguments: Arguments) -> None:
+        if arguments.words:
             try:
-                set_log_level(given.words[0])
+                set_log_level(arguments.words[0])
             except ValueError as error:
                 raise CommandError(str(error)) from None
         await state.print(log_level())
@@ -233,7 +233,7 @@ class HiveCommands(Commands):
         return () if before else VIEWS
 
     def _complete_health(self, before: Sequence[str], _: str) -> Iterable[str]:
-        return () if before else [one.module for one in self._health.snapshot()]
+        return () if before else [status.module for status in self._health.snapshot()]
 
     def _complete_module(self, before: Sequence[str], _: str) -> Iterable[str]:
         return () if before else self._modules.names

@@ -17,26 +17,26 @@ def plain(value: object) -> object:
     Six bytes are a MAC, other bytes hexadecimal, and a subclass of bytes its repr(); sets are sorted; other
     values become their text.
     """
-    found: object
+    result: object
     match value:
         case Enum():
-            found = plain(value.value)
+            result = plain(value.value)
         case None | bool() | int() | float() | str():
-            found = value
+            result = value
         case bytes() if type(value) is not bytes:
-            found = repr(value)
+            result = repr(value)
         case bytes():
-            found = value.hex(":") if len(value) == _MAC_LENGTH else value.hex()
+            result = value.hex(":") if len(value) == _MAC_LENGTH else value.hex()
         case Mapping():
-            found = {_key(key): plain(item) for key, item in value.items()}
+            result = {_key(key): plain(item) for key, item in value.items()}
         case Sequence():
-            found = [plain(item) for item in value]
+            result = [plain(item) for item in value]
         case set() | frozenset():
-            found = sorted(map(plain, value), key=str)
+            result = sorted(map(plain, value), key=str)
         case _:
             names = _fields(value)
-            found = {name: plain(getattr(value, name)) for name in names} if names else str(value)
-    return found
+            result = {name: plain(getattr(value, name)) for name in names} if names else str(value)
+    return result
 
 
 def text(value: object) -> str:

@@ -70,8 +70,8 @@ class AdminServer:
         health: Health,
     ) -> None:
         own = [help_command(lambda: self.engine.commands)]
-        own += [one for one in builtin() if one.name in _SHELL]
-        self.engine = Engine([*own, *(one for some in commands for one in some)])
+        own += [command for command in builtin() if command.name in _SHELL]
+        self.engine = Engine([*own, *(command for contributed in commands for command in contributed)])
         self._place = place
         self._log = log
         self._health = health

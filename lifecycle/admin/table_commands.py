@@ -96,69 +96,75 @@ class TableCommands(Commands):
             ),
         )
 
-    async def _list(self, state: State, _given: Arguments) -> None:
-        found = [
+    async def _list(self, state: State, _arguments: Arguments) -> None:
+        records = [
             {
-                "name": one.name,
-                "rows": str(one.rows),
-                "revision": str(one.revision),
-                "state": "complete" if one.initialized else f"waits for {', '.join(one.waits_for)}",
+                "name": info.name,
+                "rows": str(info.rows),
+                "revision": str(info.revision),
+                "state": "complete" if info.initialized else f"waits for {', '.join(info.waits_for)}",
             }
-            for one in tables_info(self._tables)
+            for info in tables_info(self._tables)
         ]
-        await state.print(fitted(found, ["name", "rows", "revision", "state"], state.width, keep=["name"]))
+        await state.print(fitted(records, ["name", "rows", "revision", "state"], state.width, keep=["name"]))
 
-    async def _list_moments(self, state: State, _given: Arguments) -> None:
+    async def _list_moments(self, state: State, _arguments: Arguments) -> None:
         now = time.time()
-        found = [
-            {"moment": str(one.number), "age": f"{now - one.at:.0f}s", "changed": ", ".join(one.changed)}
-            for one in self._history.all()
+        records = [
+            {
+                "moment": str(moment.number),
+                "age": f"{now - moment.at:.0f}s",
+                "changed": ", ".join(moment.changed),
+            }
+            for moment in self._history.all()
         ]
         columns = ["moment", "age", "changed"]
-        await state.print(fitted(found, columns, state.width, below="changed"))
+        await state.print(fitted(records, columns, state.width, below="changed"))
 
-    async def _trace(self, state: State, given: Arguments) -> None:
-        for name in given.words:
+    async def _trace(self, state: State, arguments: Arguments) -> None:
+        for name in arguments.words:
             if not isinstance(self._table(name), Table):
                 raise CommandError(f"table {name} follows from others: trace those")
-        async with aclosing(trace_lines(self._history, self._tables, given.words)) as lines:
+        async with aclosing(trace_lines(self._history, self._tables, arguments.words)) as lines:
             async for line in lines:
                 await state.print(line)
 
-    async def _show(self, state: State, given: Arguments) -> None:
-        await _print(state, given, await _sorted(self._seen(given)))
+    async def _show(self, state: State, arguments: Arguments) -> None:
+        await _print(state, arguments, await _sorted(self._seen(arguments)))
 
-    async def _get(self, state: State, given: Arguments) -> None:
-        found = await self._found(given, lambda value, wanted: text(value) == wanted)
-        if not found:
-            raise CommandError(f"table {given.words[0]} has no row with the key {given.words[1]}")
-        await _print(state, given, found[:1])
+    async def _get(self, state: State, arguments: Arguments) -> None:
+        items = await self._matching(arguments, lambda value, expected: text(value) == expected)
+        if not items:
+            raise CommandError(f"table {arguments.words[0]} has no row with the key {arguments.words[1]}")
+        await _print(state, arguments, items[:1])
 
-    async def _by_value(self, state: State, given: Arguments) -> None:
-        await _print(state, given, await self._found(given, lambda value, wanted: text(value) == wanted))
+    async def _by_value(self, state: State, arguments: Arguments) -> None:
+        await _print(
+            state, arguments, await self._matching(arguments, lambda value, expected: text(value) == expected)
+        )
 
-    async def _by_prefix(self, state: State, given: Arguments) -> None:
-        found = await self._found(given, lambda value, wanted: text(value).startswith(wanted))
-        await _print(state, given, found)
+    async def _by_prefix(self, state: State, arguments: Arguments) -> None:
+        items = await self._matching(arguments, lambda value, expected: text(value).startswith(expected))
+        await _print(state, arguments, items)
 
-    async def _from(self, state: State, given: Arguments) -> None:
-        await _print(state, given, await self._found(given, _at_least))
+    async def _from(self, state: State, arguments: Arguments) -> None:
+        await _print(state, arguments, await self._matching(arguments, _at_least))
 
-    async def _watch(self, state: State, given: Arguments) -> None:
+    async def _watch(self, state: State, arguments: Arguments) -> None:
         follower = Follower()
-        async for batch in follower.follow(self._table(given.words[0])):
-            for one in batch:
-                record = _record(TableRow(one.rev, one.key, one.obj))
-                sign = "-" if one.deleted else "+"
+        async for batch in follower.follow(self._table(arguments.words[0])):
+            for change in batch:
+                record = _record(TableRow(change.rev, change.key, change.obj))
+                sign = "-" if change.deleted else "+"
                 shown = (
                     ""
-                    if one.deleted
+                    if change.deleted
                     else "".join(f"  {name}={value}" for name, value in record.items() if value)
                 )
-                await state.print(f"{sign} {text(one.key)}{shown}")
+                await state.print(f"{sign} {text(change.key)}{shown}")
 
-    async def _initialized(self, state: State, given: Arguments) -> None:
-        tables = [self._table(name) for name in given.words] or self._tables.all()
+    async def _initialized(self, state: State, arguments: Arguments) -> None:
+        tables = [self._table(name) for name in arguments.words] or self._tables.all()
 
         async def waiting() -> list[str]:
             return [
@@ -167,37 +173,37 @@ class TableCommands(Commands):
                 if not table.initialized
             ]
 
-        await _until_empty(state, given, waiting)
+        await _until_empty(state, arguments, waiting)
 
-    async def _empty(self, _state: State, given: Arguments) -> None:
-        for name in given.words:
+    async def _empty(self, _state: State, arguments: Arguments) -> None:
+        for name in arguments.words:
             if count := len(self._table(name)):
                 raise CommandError(f"table {name} has {count} rows, expected none")
 
-    async def _cmp(self, state: State, given: Arguments) -> None:
-        name, file = given.words
+    async def _cmp(self, state: State, arguments: Arguments) -> None:
+        name, file = arguments.words
         table = self._table(name)
         try:
             golden = TableView.read(state.text_of(file))
-            wanted = re.compile(given.flags["grep"])
+            pattern = re.compile(arguments.flags["grep"])
         except (ValueError, re.error) as error:
             raise CommandError(f"{file}: {error}") from None
 
         async def records() -> list[dict[str, str]]:
-            found = await _records(await _sorted(table.snapshot()))
-            return [one for one in found if wanted.search("  ".join(one.values()))]
+            unfiltered = await _records(await _sorted(table.snapshot()))
+            return [record for record in unfiltered if pattern.search("  ".join(record.values()))]
 
         async def differences() -> list[str]:
-            found = await records()
-            known = columns_of(found)
-            if found and (unknown := [one for one in golden.columns if one not in known]):
+            present = await records()
+            available = columns_of(present)
+            if present and (unknown := [column for column in golden.columns if column not in available]):
                 raise CommandError(
-                    f"{file}: table {name} has no column {unknown[0]}; it has: {', '.join(known)}"
+                    f"{file}: table {name} has no column {unknown[0]}; it has: {', '.join(available)}"
                 )
-            return golden.differences(found)
+            return golden.differences(present)
 
         try:
-            await _until_empty(state, given, differences, f"table {name} is not as in {file}:")
+            await _until_empty(state, arguments, differences, f"table {name} is not as in {file}:")
         except CommandError:
             if not state.updates:
                 raise
@@ -209,57 +215,57 @@ class TableCommands(Commands):
         except LookupError as error:
             raise CommandError(str(error)) from None
 
-    def _seen(self, given: Arguments) -> Snapshot[Any, Any]:
+    def _seen(self, arguments: Arguments) -> Snapshot[Any, Any]:
         """Return the table of the first word as it is, or was at the moment of ``--at``.
 
         Raises CommandError.
         """
-        name, at = given.words[0], given.flags["at"]
-        if not at:
+        name, moment = arguments.words[0], arguments.flags["at"]
+        if not moment:
             return self._table(name).snapshot()
-        found = self._history.at(at).seen.get(name)
-        if found is None:
-            raise CommandError(f"--at={at}: there was no table named {name}")
-        if isinstance(found, str):
-            raise CommandError(f"--at={at}: table {name} could not be read: {found}")
-        return found
+        snapshot = self._history.at(moment).seen.get(name)
+        if snapshot is None:
+            raise CommandError(f"--at={moment}: there was no table named {name}")
+        if isinstance(snapshot, str):
+            raise CommandError(f"--at={moment}: table {name} could not be read: {snapshot}")
+        return snapshot
 
-    async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
+    async def _matching(self, arguments: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
         """Return the rows that match the second word by key, or by their value of an index.
 
         In order of keys.
         """
-        name, wanted = given.words
-        held, time_slice = self._seen(given), TimeSlice()
-        searched = held if given.flags["at"] else self._table(name)
+        name, expected = arguments.words
+        snapshot, time_slice = self._seen(arguments), TimeSlice()
+        searched = snapshot if arguments.flags["at"] else self._table(name)
         keys: dict[Hashable, None] = {}
-        if index := given.flags["index"]:
+        if index := arguments.flags["index"]:
             try:
                 values = searched.by(index)
             except LookupError as error:
                 raise CommandError(str(error)) from None
             for value in values.values():
                 await time_slice.pause()
-                if fits(plain(value), wanted):
+                if fits(plain(value), expected):
                     keys |= dict.fromkeys(values.keys(value))
         else:
-            for key in held.keys():  # noqa: SIM118  # iterating gives whole rows
+            for key in snapshot.keys():  # noqa: SIM118  # iterating gives whole rows
                 await time_slice.pause()
-                if fits(plain(key), wanted):
+                if fits(plain(key), expected):
                     keys[key] = None
-        return await _sorted(item for key in keys if (item := held.item(key)) is not None)
+        return await _sorted(item for key in keys if (item := snapshot.item(key)) is not None)
 
     def _complete(self, before: Sequence[str], _beginning: str) -> Iterable[str]:
         return [] if before else [table.name for table in self._tables.all()]
 
 
-async def _print(state: State, given: Arguments, found: Sequence[Item]) -> None:
-    form, columns = given.flags["format"], given.parts("columns")
+async def _print(state: State, arguments: Arguments, items: Sequence[Item]) -> None:
+    form, columns = arguments.flags["format"], arguments.parts("columns")
     if columns and form != "table":
         raise CommandError("--columns is for the format table")
-    out: list[str] | None = [] if given.flags["out"] else None
+    out: list[str] | None = [] if arguments.flags["out"] else None
     width = state.width if out is None else None
-    shown = _table(found, columns, width) if form == "table" else _documents(found, form)
+    shown = _table(items, columns, width) if form == "table" else _documents(items, form)
     async with aclosing(shown) as parts:
         async for part in parts:
             if out is None:
@@ -267,44 +273,44 @@ async def _print(state: State, given: Arguments, found: Sequence[Item]) -> None:
             else:
                 out.append(part)
     if out is not None:
-        state.path(given.flags["out"]).write_text("".join(out), encoding="utf-8")
+        state.path(arguments.flags["out"]).write_text("".join(out), encoding="utf-8")
 
 
-async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, None]:
+async def _documents(items: Sequence[Item], form: str) -> AsyncGenerator[str, None]:
     """Yield the rows as JSON or YAML, in slices."""
     first = True
-    async with aclosing(rows(found)) as slices:
+    async with aclosing(rows(items)) as slices:
         async for part in slices:
             if form == "json":
                 yield "".join(
-                    f"{msgspec.json.format(msgspec.json.encode(one.obj), indent=2).decode()}\n"
-                    for one in part
+                    f"{msgspec.json.format(msgspec.json.encode(row.obj), indent=2).decode()}\n"
+                    for row in part
                 )
             else:
-                text = "---\n".join(msgspec.yaml.encode(one.obj).decode() for one in part)
+                text = "---\n".join(msgspec.yaml.encode(row.obj).decode() for row in part)
                 yield text if first else f"---\n{text}"
             first = False
 
 
 async def _table(
-    found: Sequence[Item], columns: Sequence[str], width: int | None
+    items: Sequence[Item], columns: Sequence[str], width: int | None
 ) -> AsyncGenerator[str, None]:
     """Yield the rows under the names of their fields, in slices; requested columns are never left out."""
-    records, time_slice = await _records(found), TimeSlice()
-    known: dict[str, None] = {}
+    records, time_slice = await _records(items), TimeSlice()
+    available: dict[str, None] = {}
     for record in records:
-        known |= dict.fromkeys(record)
+        available |= dict.fromkeys(record)
         await time_slice.pause()
-    wanted = [column.lower() for column in columns] or list(known)
-    if records and (unknown := [one for one in wanted if one not in known]):
-        raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(known)}")
-    if not wanted:
+    selected = [column.lower() for column in columns] or list(available)
+    if records and (unknown := [column for column in selected if column not in available]):
+        raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(available)}")
+    if not selected:
         return
-    table = Columns(wanted)
+    table = Columns(selected)
     for record in records:
         table.measure(record)
         await time_slice.pause()
-    left_out = table.fit(width, wanted if columns else ()) if width is not None else []
+    left_out = table.fit(width, selected if columns else ()) if width is not None else []
     lines = [table.header()]
     for record in records:
         lines.append(table.line(record))
@@ -318,38 +324,38 @@ async def _table(
         yield "".join(lines)
 
 
-async def _records(found: Iterable[Item]) -> list[dict[str, str]]:
-    async with aclosing(rows(found)) as slices:
+async def _records(items: Iterable[Item]) -> list[dict[str, str]]:
+    async with aclosing(rows(items)) as slices:
         return [_record(row) async for part in slices for row in part]
 
 
 async def _until_empty(
     state: State,
-    given: Arguments,
+    arguments: Arguments,
     look: Callable[[], Awaitable[list[str]]],
     beginning: str = "this did not change in time:",
 ) -> None:
     """Repeat until the result is empty. Raises CommandError with the rest after the timeout."""
-    until, pause = state.now() + given.seconds("timeout"), _FIRST_PAUSE
-    while found := await look():
+    until, pause = state.now() + arguments.seconds("timeout"), _FIRST_PAUSE
+    while remaining := await look():
         if state.now() >= until:
-            raise CommandError("\n".join((beginning, *found)))
+            raise CommandError("\n".join((beginning, *remaining)))
         await state.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-async def _sorted(found: Iterable[Item]) -> list[Item]:
+async def _sorted(unsorted: Iterable[Item]) -> list[Item]:
     """Sort by key, for one order everywhere; by text if keys cannot be compared.
 
     Parts are sorted and then merged, with pauses, so that the event loop is not blocked.
     """
     time_slice = TimeSlice()
     items: list[tuple[object, Item]] = []
-    for item in found:
+    for item in unsorted:
         items.append((plain(item[0]), item))
         await time_slice.pause()
     order: Callable[[tuple[object, Item]], Any]
-    for order in (lambda one: one[0], lambda one: text(one[0])):
+    for order in (lambda entry: entry[0], lambda entry: text(entry[0])):
         parts = [items[begin : begin + _PART] for begin in range(0, len(items), _PART)]
         merged: list[Item] = []
         try:
@@ -374,10 +380,10 @@ def _record(row: TableRow) -> dict[str, str]:
     return fields if shown else {"key": text(row.key), **fields}
 
 
-def _at_least(value: object, wanted: str) -> bool:
+def _at_least(value: object, minimum: str) -> bool:
     if isinstance(value, int | float):
         try:
-            return value >= float(wanted)
+            return value >= float(minimum)
         except ValueError:
-            raise CommandError(f"{wanted}: expected a number") from None
-    return text(value) >= wanted
+            raise CommandError(f"{minimum}: expected a number") from None
+    return text(value) >= minimum

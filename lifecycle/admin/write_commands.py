@@ -18,26 +18,26 @@ __all__ = ["decoded", "row_type", "writable", "write_commands"]
 def write_commands(hive: Hive) -> Commands:
     """Commands over the tables of this hive."""
 
-    async def insert(state: State, given: Arguments) -> None:
-        name, *files = given.words
+    async def insert(state: State, arguments: Arguments) -> None:
+        name, *files = arguments.words
         table = writable(hive, name)
         rows = [row for file in files for row in _rows(state.text_of(file), file, row_type(hive, table))]
         with table.txn() as txn:
             for row in rows:
                 txn.put(row)
 
-    async def delete(_state: State, given: Arguments) -> None:
-        name, *keys = given.words
+    async def delete(_state: State, arguments: Arguments) -> None:
+        name, *keys = arguments.words
         table = writable(hive, name)
-        known = {text(plain(key)): key for key, _, _ in table.snapshot().items()}
-        if missing := [key for key in keys if key not in known]:
+        by_text = {text(plain(key)): key for key, _, _ in table.snapshot().items()}
+        if missing := [key for key in keys if key not in by_text]:
             raise CommandError(f"table {name} has no row with the key {missing[0]}")
         with table.txn() as txn:
             for key in keys:
-                txn.delete(known[key])
+                txn.delete(by_text[key])
 
     def complete(before: Sequence[str], _beginning: str) -> Iterable[str]:
-        return [] if before else [one.name for one in hive.tables.all() if isinstance(one, Table)]
+        return [] if before else [table.name for table in hive.tables.all() if isinstance(table, Table)]
 
     return Commands(
         Command(

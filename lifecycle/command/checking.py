@@ -60,7 +60,9 @@ def faulty(hive: Hive, error: HiveError) -> Verdict:
     """Return the verdict from the error of a check."""
     faults: tuple[FaultInfo, ...]
     if isinstance(error, SettingsError):
-        faults = tuple(FaultInfo(one.kind, one.text, one.details, (), one.lacks) for one in error.faults)
+        faults = tuple(
+            FaultInfo(fault.kind, fault.text, fault.details, (), fault.lacks) for fault in error.faults
+        )
     elif isinstance(error, GraphError):
         faults = hive.graph(faulty=True).faults
     else:

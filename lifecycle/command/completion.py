@@ -59,21 +59,21 @@ def candidates(
 ) -> list[str]:
     """Completions of the last word; none for values that only the user knows."""
     words = line.split(" ")
-    before, word = [one for one in words[1:-1] if one], words[-1] if len(words) > 1 else ""
-    known = {f"--{option.name}": option for option in options}
+    before, word = [part for part in words[1:-1] if part], words[-1] if len(words) > 1 else ""
+    by_flag = {f"--{option.name}": option for option in options}
     if word.startswith("-") and "=" in word:
         flag, _, value = word.partition("=")
-        return [f"{flag}={one}" for one in _values(known.get(flag)) if one.startswith(value)]
-    if before and before[-1] in known and not _is_switch(known[before[-1]]):
-        return [one for one in _values(known[before[-1]]) if one.startswith(word)]
+        return [f"{flag}={choice}" for choice in _values(by_flag.get(flag)) if choice.startswith(value)]
+    if before and before[-1] in by_flag and not _is_switch(by_flag[before[-1]]):
+        return [choice for choice in _values(by_flag[before[-1]]) if choice.startswith(word)]
     if word.startswith("-"):
-        flags = [flag if _is_switch(option) else f"{flag}=" for flag, option in known.items()]
+        flags = [flag if _is_switch(option) else f"{flag}=" for flag, option in by_flag.items()]
         return [flag for flag in sorted([*flags, f"--{CONFIG_DIR}=", *more]) if flag.startswith(word)]
     if before[:1] == ["completion"]:
-        return [one for one in SHELLS if one.startswith(word) and len(before) == 1]
+        return [shell for shell in SHELLS if shell.startswith(word) and len(before) == 1]
     if before[:1] == ["inspect"]:
-        return [one for one in VIEWS if one.startswith(word) and len(before) == 1]
-    return [one for one in commands if one.startswith(word) and not before]
+        return [view for view in VIEWS if view.startswith(word) and len(before) == 1]
+    return [command for command in commands if command.startswith(word) and not before]
 
 
 def _is_switch(option: Option) -> bool:

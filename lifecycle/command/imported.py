@@ -28,8 +28,8 @@ def hive_at(source: str) -> Hive:
     package, colon, name = source.partition(":")
     if not (package and colon and name):
         raise UsageError(f"{source}: {EXPECTED}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # like `python -m`: the hive may not be installed
+    if (cwd := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, cwd)  # like `python -m`: the hive may not be installed
     try:
         module = import_module(package)
     except Exception as error:
@@ -39,16 +39,16 @@ def hive_at(source: str) -> Hive:
             raise HiveError(f"{source}: {why}") from error
         raise UsageError(f"{source}: {error}; {EXPECTED}") from error
     try:
-        thing = getattr(module, name)
+        target = getattr(module, name)
     except AttributeError:
         raise UsageError(f"{source}: {package} has no {name}; {EXPECTED}") from None
-    if callable(thing) and not isinstance(thing, type | Cell | Hive):
-        thing = _result(source, thing)
-    if isinstance(thing, Cell):
-        return Hive(thing)
-    if not isinstance(thing, Hive):
-        raise UsageError(f"{source}: {EXPECTED}, not {type(thing).__name__}")
-    return thing
+    if callable(target) and not isinstance(target, type | Cell | Hive):
+        target = _result(source, target)
+    if isinstance(target, Cell):
+        return Hive(target)
+    if not isinstance(target, Hive):
+        raise UsageError(f"{source}: {EXPECTED}, not {type(target).__name__}")
+    return target
 
 
 def _result(source: str, function: Callable[..., object]) -> object:
@@ -70,7 +70,9 @@ def _result(source: str, function: Callable[..., object]) -> object:
 
 def _raised(error: Exception) -> str:
     """Return the error in one line, with the innermost place in the source; a syntax error has its own."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<")]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
+    ]
     place = f" at {Place(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" + ("" if isinstance(error, SyntaxError) else place)

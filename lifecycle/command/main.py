@@ -72,7 +72,7 @@ def _failed(hive: Hive, error: HiveError) -> int:
     """Print a line for each fault. Returns the exit code."""
     if isinstance(error, SettingsError):
         for fault in error.faults:
-            late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
+            late = fault.text.startswith(tuple(f"{command}: not expected here" for command in COMMANDS))
             _report(hive, f"{fault.text}; a command comes first" if late else fault.text)
     else:
         _report(hive, str(error))
@@ -171,14 +171,16 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
     """Flags before the first word belong to the shell, all others to the command."""
     from lifecycle.command.shell import shell
 
-    count = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    count = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
     own, rest = list(words[:count]), words[count:]
     named = [word.partition("=")[2] for word in own if word.startswith(_SOCKET)]
     flags = [word for word in own if not word.startswith(_SOCKET)]
     hive.read_settings(flags, env)
     if flags or not named:
         settings = hive.graph().settings  # rejects invalid flags
-        named = named or [one.value for one in settings if one.name == "admin-socket" and one.value]
+        named = named or [
+            setting.value for setting in settings if setting.name == "admin-socket" and setting.value
+        ]
     if not named:
         raise UsageError(
             f"shell: {hive.name} has no setting admin-socket: name its socket with {_SOCKET}PATH"
@@ -200,7 +202,7 @@ def _completion(hive: Hive, words: Sequence[str], version: str) -> int:
 
 def _view(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before the first flag, and the rest."""
-    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    count = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:count]), list(words[count:])
 
 

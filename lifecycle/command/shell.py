@@ -142,20 +142,20 @@ def _remembering(name: str, connection: _Connection) -> Iterator[None]:
 
 
 def _complete(readline: ModuleType, connection: _Connection) -> None:
-    found: list[str] = []
+    completions: list[str] = []
 
     def next_word(_: str, number: int) -> str | None:
-        nonlocal found
+        nonlocal completions
         if number == 0:
             line = readline.get_line_buffer()[: readline.get_endidx()]
             try:
                 answer = list(connection.ask(f"#complete {line}"))
             except HiveError:
                 answer = []
-            found = [
+            completions = [
                 word if word.endswith("=") else f"{word} " for word in answer if word not in {CONFIRM, FAILED}
             ]
-        return found[number] if number < len(found) else None
+        return completions[number] if number < len(completions) else None
 
     readline.set_completer(next_word)
     readline.set_completer_delims(" ")

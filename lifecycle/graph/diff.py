@@ -49,10 +49,10 @@ def diff(before: Parts, after: Parts) -> list[Change]:
     return changes
 
 
-def _by_id(things: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for thing in things:
-        fields = msgspec.to_builtins(thing)
+def _by_id(structs: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
+    by_id: dict[str, dict[str, Any]] = {}
+    for struct in structs:
+        fields = msgspec.to_builtins(struct)
         if "from" in fields:
             role = "after" if fields["order"] else fields["parameter"]
             name = f"{fields['from']} -> {fields['to']} ({role})"
@@ -60,8 +60,8 @@ def _by_id(things: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
             name = fields["name"]
         else:
             name = fields["id"]
-        found[name] = fields
-    return found
+        by_id[name] = fields
+    return by_id
 
 
 def _altered(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ChangedField]:

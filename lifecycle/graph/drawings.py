@@ -45,8 +45,8 @@ def dot(graph: Parts) -> str:
     for edge in graph.edges:
         styles = [f'color="{RED}", penwidth=2'] * ((edge.source, edge.target) in faults.edges)
         styles += ["style=dashed"] * edge.order
-        held = f" [{', '.join(styles)}]" if styles else ""
-        lines.append(f"  {_quoted(edge.source)} -> {_quoted(edge.target)}{held};")
+        attributes = f" [{', '.join(styles)}]" if styles else ""
+        lines.append(f"  {_quoted(edge.source)} -> {_quoted(edge.target)}{attributes};")
     for lacks, kind in faults.lacks.items():
         style = f'shape=octagon, style=dashed, color="{RED}", fontcolor="{RED}", penwidth=2'
         lines.append(f"  {_quoted(f'{kind} {lacks}')} [label={_quoted(_lines(lacks, kind))}, {style}];")
@@ -87,7 +87,7 @@ def mermaid(graph: Parts) -> str:
     lines += (f"  {short[node]} -.-> {ghosts[lacks]}" for node, lacks, _ in faults.lacking)
     if graph.faults:
         lines.append(f"  classDef fault stroke:{RED},stroke-width:2px,color:{RED}")
-        red = [at for at, edge in enumerate(graph.edges) if (edge.source, edge.target) in faults.edges]
+        red = [index for index, edge in enumerate(graph.edges) if (edge.source, edge.target) in faults.edges]
         red += range(len(graph.edges), len(graph.edges) + len(faults.lacking))
         if red:
             lines.append(f"  linkStyle {','.join(map(str, red))} stroke:{RED},stroke-width:2px")

@@ -16,19 +16,19 @@ def with_inner_graph(graph: Graph, inner: Graph) -> Graph:
     A type that its InnerHive shares is a supplied value in the inner graph, with an edge to its provider in
     the outer hive.
     """
-    stem = [one.id for one in graph.constructors if one.module == inner.name and one.kind == "provide"]
+    stem = [node.id for node in graph.constructors if node.module == inner.name and node.kind == "provide"]
     needed = {edge.target for edge in graph.edges if edge.source in stem}
-    provided = {one.provides for one in graph.constructors if one.id in needed}
+    provided = {node.provides for node in graph.constructors if node.id in needed}
     shared = [
-        Edge(source=one.id, target=target, parameter="shared")
-        for one in inner.constructors
-        if one.kind == "supply" and one.module == inner.name and one.provides in provided
+        Edge(source=node.id, target=target, parameter="shared")
+        for node in inner.constructors
+        if node.kind == "supply" and node.module == inner.name and node.provides in provided
         for target in stem
     ]
     both: dict[str, Any] = {
         field: (*getattr(graph, field), *getattr(inner, field))
         for field in ("constructors", "invokes", "settings", "hooks")
     }
-    modules = (*graph.modules, *(one for one in inner.modules if one.id != inner.name))
+    modules = (*graph.modules, *(module for module in inner.modules if module.id != inner.name))
     edges = (*graph.edges, *inner.edges, *shared)
     return msgspec.structs.replace(graph, modules=modules, edges=edges, **both)

@@ -20,12 +20,12 @@ def find_module(graph: Parts, text: str) -> str:
     Raises ValueError("one line") if none or more than one matches.
     """
     ids = [module.id for module in graph.modules]
-    found = [text] if text in ids else [one for one in ids if one.endswith(f".{text}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"module {text}: it may be {' or '.join(found)}; give the whole id")
-    tails = {one.rpartition(".")[2]: one for one in ids}
+    matches = [text] if text in ids else [module_id for module_id in ids if module_id.endswith(f".{text}")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ValueError(f"module {text}: it may be {' or '.join(matches)}; give the whole id")
+    tails = {module_id.rpartition(".")[2]: module_id for module_id in ids}
     raise ValueError(f"module {text}: no such module{suggestion(text, [*ids, *tails])}")
 
 
@@ -36,47 +36,47 @@ def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
     """
     nodes = [node for node in graph.constructors if not node.replaced]
     for fold in (str, str.casefold):  # exact matches first
-        wanted = fold(text)
+        folded = fold(text)
         for name in ("provides", "id", "name"):
-            if found := [node for node in nodes if fold(getattr(node, name)) == wanted]:
-                return found
-    known = {name for node in nodes for name in (node.provides, node.name)}
-    raise ValueError(f"type {text}: nothing in {graph.name} provides it{suggestion(text, sorted(known))}")
+            if matches := [node for node in nodes if fold(getattr(node, name)) == folded]:
+                return matches
+    names = {name for node in nodes for name in (node.provides, node.name)}
+    raise ValueError(f"type {text}: nothing in {graph.name} provides it{suggestion(text, sorted(names))}")
 
 
 def only(graph: G, module: str) -> G:
     """Return the module and the modules inside it, with the constructors at the other end of their edges."""
-    parents = {one.id: one.parent for one in graph.modules}
+    parents = {info.id: info.parent for info in graph.modules}
     if module not in parents:
         raise ValueError(f"module {module}: no such module")
 
-    def inside(one: str | None) -> bool:
-        while one is not None and one != module:
-            one = parents[one]
-        return one == module
+    def inside(scope: str | None) -> bool:
+        while scope is not None and scope != module:
+            scope = parents[scope]
+        return scope == module
 
-    wanted = {one for one in parents if inside(one)}
-    own = {node.id for node in graph.nodes if node.module in wanted}
+    selected = {scope for scope in parents if inside(scope)}
+    own = {node.id for node in graph.nodes if node.module in selected}
     edges = tuple(edge for edge in graph.edges if edge.source in own or edge.target in own)
     shown = own | {edge.source for edge in edges} | {edge.target for edge in edges}
     scopes: set[str] = set()
-    for scope in (*wanted, *(node.module for node in graph.nodes if node.id in shown)):
-        one: str | None = scope
-        while one is not None and one not in scopes:
-            scopes.add(one)
-            one = parents[one]
-    hooks = [hook for hook in graph.hooks if hook.module in wanted]
+    for scope in (*selected, *(node.module for node in graph.nodes if node.id in shown)):
+        ancestor: str | None = scope
+        while ancestor is not None and ancestor not in scopes:
+            scopes.add(ancestor)
+            ancestor = parents[ancestor]
+    hooks = [hook for hook in graph.hooks if hook.module in selected]
     awaited = {need for hook in hooks for need in hook.after} | {hook.id for hook in hooks}
     return msgspec.structs.replace(
         graph,
-        modules=tuple(one for one in graph.modules if one.id in scopes),
+        modules=tuple(info for info in graph.modules if info.id in scopes),
         constructors=tuple(node for node in graph.constructors if node.id in shown),
         edges=edges,
         invokes=tuple(root for root in graph.invokes if root.id in shown),
-        settings=tuple(setting for setting in graph.settings if setting.module in wanted),
+        settings=tuple(setting for setting in graph.settings if setting.module in selected),
         faults=tuple(fault for fault in graph.faults if own & set(fault.nodes)),
         hooks=tuple(
-            hook if hook.module in wanted else msgspec.structs.replace(hook, after=())
+            hook if hook.module in selected else msgspec.structs.replace(hook, after=())
             for hook in graph.hooks
             if hook.id in awaited
         ),

@@ -40,7 +40,7 @@ class Section(msgspec.Struct, frozen=True):
 
 def sections(*cells: Cell) -> list[Section]:
     """Return every settings struct of the cells, in order. Builds nothing and reads no settings."""
-    found: dict[Group, Section] = {}
+    by_group: dict[Group, Section] = {}
     pending: list[tuple[Cell, str, str]] = [(cell, "", "") for cell in reversed(cells)]
     while pending:
         cell, module, title = pending.pop()
@@ -48,24 +48,24 @@ def sections(*cells: Cell) -> list[Section]:
             module, title = f"{module}.{cell.id}".lstrip("."), cell.title
         if isinstance(cell, ConfigCell):
             for group in (Group(struct, cell.prefix) for struct in cell.structs):
-                found.setdefault(group, Section(module, title, group.struct, group.options))
+                by_group.setdefault(group, Section(module, title, group.struct, group.options))
         pending += [(part, module, title) for part in reversed(getattr(cell, "cells", ()))]
-    return list(found.values())
+    return list(by_group.values())
 
 
-def json_schema(found: Iterable[Section], title: str) -> str:
+def json_schema(all_sections: Iterable[Section], title: str) -> str:
     """Return the schema of an object with all these settings, as JSON text."""
     from lifecycle.settings.schema import schema
 
-    options = [option for section in found for option in section.options]
+    options = [option for section in all_sections for option in section.options]
     return json.dumps(schema(options, title), indent=2, ensure_ascii=False) + "\n"
 
 
-def markdown(found: Sequence[Section], title: str, introduction: str, sources: Sources) -> str:
+def markdown(all_sections: Sequence[Section], title: str, introduction: str, sources: Sources) -> str:
     """Return a page with a table for each struct, the sources of settings, and the syntax of types."""
     lines = [f"# {title}", "", introduction, "", *_places(sources), ""]
-    lines += ["| type | written as |", "|---|---|", *_syntax(found), ""]
-    for section in found:
+    lines += ["| type | written as |", "|---|---|", *_syntax(all_sections), ""]
+    for section in all_sections:
         lines += [f"## {_code(section.module)}{': ' if section.title else 'Settings'}{section.title}", ""]
         lines += [(inspect.getdoc(section.struct) or "").partition("\n\n")[0].replace("\n", " "), ""]
         lines += ["| setting | type | default | |", "|---|---|---|---|"]
@@ -91,22 +91,22 @@ def _places(sources: Sources) -> Iterator[str]:
     yield from (f"{number}. {place}" for number, place in enumerate([*places, "its default."], start=3))
 
 
-def _syntax(found: Iterable[Section]) -> Iterator[str]:
-    kinds = [option.kind for section in found for option in section.options]
+def _syntax(all_sections: Iterable[Section]) -> Iterator[str]:
+    kinds = [option.kind for section in all_sections for option in section.options]
     used = {word for kind in kinds for word in _words(kind)}
     yield from (f"| {word} | {text} |" for word, text in _SYNTAX.items() if word in used)
 
 
 def _words(kind: object) -> Iterator[str]:
     """Yield the types inside a type, by the words of the table."""
-    wanted, optional = values.bare(kind)
+    base, optional = values.bare(kind)
     if optional:
         yield "optional"
-    if values.is_list(wanted) or values.is_map(wanted):
-        yield "list" if values.is_list(wanted) else "map"
-        yield from _words(values.items(wanted)[0])
-    elif not values.choices(wanted):
-        yield values.type_text(wanted)
+    if values.is_list(base) or values.is_map(base):
+        yield "list" if values.is_list(base) else "map"
+        yield from _words(values.items(base)[0])
+    elif not values.choices(base):
+        yield values.type_text(base)
 
 
 def _row(option: Option) -> str:

@@ -52,13 +52,13 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
             "not needed": not node.built and not node.replaced,
             **dict.fromkeys(faults.of(node.id), True),
         }
-        held = ", ".join(mark for mark, holds in marks.items() if holds)
-        yield f"· provide {shown}{f' ({held})' if held else ''}{_needs(needs[node.id], after[node.id])}"
+        notes = ", ".join(mark for mark, holds in marks.items() if holds)
+        yield f"· provide {shown}{f' ({notes})' if notes else ''}{_needs(needs[node.id], after[node.id])}"
     for root in graph.invokes:
         if root.module == module.id:
-            held = ", ".join(faults.of(root.id))
+            notes = ", ".join(faults.of(root.id))
             needed = _needs(needs[root.id], after[root.id])
-            yield f"· invoke  {root.name}{f' ({held})' if held else ''}{needed}"
+            yield f"· invoke  {root.name}{f' ({notes})' if notes else ''}{needed}"
     for hook in graph.hooks:
         if hook.module == module.id:
             yield f"· hook    {hook.name}"
@@ -77,8 +77,8 @@ def _settings(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
             node.id for node in graph.constructors if node.module == module.id and node.kind == "config"
         ]
         words = dict.fromkeys(word for struct in structs for word in faults.of(struct))
-        held = f" ({', '.join(words)})" if words else ""
-        yield f"· set     {total} {'setting' if total == 1 else 'settings'}{more}{held}"
+        suffix = f" ({', '.join(words)})" if words else ""
+        yield f"· set     {total} {'setting' if total == 1 else 'settings'}{more}{suffix}"
 
 
 def _wrapped(line: str, indent: str) -> list[str]:

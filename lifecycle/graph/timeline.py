@@ -83,21 +83,21 @@ def _names(graph: Parts) -> dict[tuple[str, ...], list[str]]:
 def held_by(graph: Parts, timeline: Timeline) -> dict[str, str]:
     """For each hook that waited, the last to start of the hooks that it waited for."""
     started = timeline.of("start")
-    held = {}
+    blockers = {}
     for hook in graph.hooks:
         if over := [need for need in hook.after if need in started]:
-            held[hook.id] = max(over, key=lambda need: started[need].ended)
-    return held
+            blockers[hook.id] = max(over, key=lambda need: started[need].ended)
+    return blockers
 
 
 def critical_path(graph: Parts, timeline: Timeline) -> list[str]:
     """Return the hooks that determined the duration of the start, each held by the one before."""
-    started, held = timeline.of("start"), held_by(graph, timeline)
+    started, blockers = timeline.of("start"), held_by(graph, timeline)
     if not started:
         return []
     path = [max(started, key=lambda hook: started[hook].ended)]
-    while path[-1] in held:
-        path.append(held[path[-1]])
+    while path[-1] in blockers:
+        path.append(blockers[path[-1]])
     return path[::-1]
 
 

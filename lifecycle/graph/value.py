@@ -205,11 +205,11 @@ def _graph(
 def _hook_ids(hooks: "list[HookNode]", ids: dict[Constructor, str]) -> dict["HookNode", str]:
     """Numbered by owner, so that the id of a hook does not depend on the hooks of others."""
     counts: dict[Constructor, int] = {}
-    found = {}
+    hook_ids = {}
     for hook in hooks:
         number = counts[hook.owner] = counts.get(hook.owner, -1) + 1
-        found[hook] = f"{ids[hook.owner]}:{number}"
-    return found
+        hook_ids[hook] = f"{ids[hook.owner]}:{number}"
+    return hook_ids
 
 
 def _injected(node: Constructor) -> tuple[str, ...]:

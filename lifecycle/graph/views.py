@@ -68,10 +68,10 @@ def _show_why(graph: Graph, name: str, paint: Paint, *, as_json: bool) -> str:
 def _show_circles(graph: Graph, name: str, paint: Paint, width: int, *, as_json: bool) -> str:
     if name:
         raise ValueError("inspect circles: expected no module: a circle is between several")
-    found = circles_in(graph)
+    circles = circles_in(graph)
     if as_json:
-        return _json([one._asdict() for one in found])
-    return "\n".join(_circles(graph, found, paint, width)) or VIEWS["circles"]
+        return _json([circle._asdict() for circle in circles])
+    return "\n".join(_circles(graph, circles, paint, width)) or VIEWS["circles"]
 
 
 def _show_list(
@@ -82,10 +82,10 @@ def _show_list(
         "hooks": graph.hooks,
         "unused": unneeded(graph),
     }
-    found = [one for one in things[view] if module is None or f"{one.module}.".startswith(f"{module}.")]
+    shown = [item for item in things[view] if module is None or f"{item.module}.".startswith(f"{module}.")]
     if as_json:
-        return _json(found)
-    return "\n".join(_LISTS[view](graph, found, paint, width)) or VIEWS[view]
+        return _json(shown)
+    return "\n".join(_LISTS[view](graph, shown, paint, width)) or VIEWS[view]
 
 
 def unset(graph: Graph) -> list[str]:
@@ -106,31 +106,31 @@ def _differences(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
         yield paint(kind, "module")
         for change in members:
             yield paint(f"  {signs[change.what]} {change.id}", change.what)
-            for one in change.altered:
-                yield f"      {one.field}: {_shown(one.before)} -> {_shown(one.after)}"
+            for field in change.altered:
+                yield f"      {field.field}: {_shown(field.before)} -> {_shown(field.after)}"
 
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _settings(_graph: Graph, found: Sequence[SettingInfo], paint: Paint, _width: int) -> Iterator[str]:
-    for scope, members in itertools.groupby(found, key=lambda setting: setting.module):
+def _settings(_graph: Graph, settings: Sequence[SettingInfo], paint: Paint, _width: int) -> Iterator[str]:
+    for scope, members in itertools.groupby(settings, key=lambda setting: setting.module):
         yield paint(scope, "module")
-        for one in members:
-            if one.origin == UNSET:
-                yield f"  {one.name} {paint('is required, and unset', 'missing')}"
+        for setting in members:
+            if setting.origin == UNSET:
+                yield f"  {setting.name} {paint('is required, and unset', 'missing')}"
             else:
-                origin = paint(f"  ({one.origin})", "quiet" if one.origin == "default" else "given")
-                yield f"  {one.name} = {one.value or '(nothing)'}{origin}"
+                origin = paint(f"  ({setting.origin})", "quiet" if setting.origin == "default" else "given")
+                yield f"  {setting.name} = {setting.value or '(nothing)'}{origin}"
 
 
-def _hooks(graph: Graph, found: Sequence[HookInfo], paint: Paint, width: int) -> Iterator[str]:
+def _hooks(graph: Graph, hooks: Sequence[HookInfo], paint: Paint, width: int) -> Iterator[str]:
     """Yield the hooks in a possible order of the start, numbered as in the whole graph."""
     numbers = {hook.id: number for number, hook in enumerate(graph.hooks, 1)}
     by_id = {hook.id: hook for hook in graph.hooks}
     waits = _direct_waits(graph.hooks)
-    for hook in found:
+    for hook in hooks:
         yield f"{numbers[hook.id]:3}  {paint(hook.name, 'name')}{paint(f'  {hook.module}', 'quiet')}"
         if needs := waits[hook.id]:
             text = "after " + ", ".join(f"{numbers[need]} {by_id[need].name}" for need in needs)
@@ -150,23 +150,25 @@ def _direct_waits(hooks: Sequence[HookInfo]) -> dict[str, list[str]]:
     return waits
 
 
-def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, width: int) -> Iterator[str]:
-    for scope, nodes in itertools.groupby(found, key=lambda node: node.module):
+def _unused(
+    _graph: Graph, constructors: Sequence[ConstructorInfo], paint: Paint, width: int
+) -> Iterator[str]:
+    for scope, nodes in itertools.groupby(constructors, key=lambda node: node.module):
         yield paint(scope, "module")
         for node in nodes:
             marks = [mark for mark in ("private" * node.private, node.kind) if mark not in {"", "provide"}]
-            held = f" ({', '.join(marks)})" if marks else ""
-            shown, place = f"  {_provided(node)}{held}", f"  {_place(node)}"
+            suffix = f" ({', '.join(marks)})" if marks else ""
+            shown, place = f"  {_provided(node)}{suffix}", f"  {_place(node)}"
             if len(shown) + len(place) > width:
                 yield shown
                 shown, place = "    ", _place(node)
             yield f"{shown}{paint(place, 'quiet')}"
 
 
-def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:
+def _circles(graph: Graph, circles: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:
     """Yield each circle with its modules and the edges that tie it."""
-    nodes = {one.id: one for one in graph.nodes}
-    for circle in found:
+    nodes = {node.id: node for node in graph.nodes}
+    for circle in circles:
         yield paint(f"{len(circle.modules)} modules need each other:", "missing")
         names = ", ".join(circle.modules)
         yield from textwrap.wrap(
@@ -180,7 +182,7 @@ def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: i
 
 def _why(graph: Graph, node: ConstructorInfo, chains: Sequence[Sequence[Any]], paint: Paint) -> Iterator[str]:
     """Yield the place of a constructor, and the chains of dependencies to it."""
-    nodes = {one.id: one for one in graph.nodes}
+    nodes = {constructor.id: constructor for constructor in graph.nodes}
     roots = {root.id for root in graph.invokes}
     yield f"{paint(_named(node), 'name')} at {_place(node)}"
     if not any(chain[0].source in roots for chain in chains):

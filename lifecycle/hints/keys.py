@@ -15,7 +15,7 @@ from lifecycle.hints.named import MEMBER, Mark, Named
 
 __all__ = [
     "Key",
-    "Wanted",
+    "Requested",
     "full_name",
     "hint_text",
     "is_awaitable_hint",
@@ -24,12 +24,12 @@ __all__ = [
     "key_of",
     "member_of",
     "origin_class",
+    "parse_hint",
     "plain",
     "set_alias",
     "split_optional",
     "type_name",
     "unaliased",
-    "wanted",
 ]
 
 Key = object
@@ -40,7 +40,7 @@ _CALLED: dict[type, str] = {type(None): "None"}
 _COLLECTIONS = {list, tuple, Sequence, Collection, Iterable}
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Requested(msgspec.Struct, frozen=True):
     """What the hint of a parameter requests."""
 
     key: Key
@@ -83,7 +83,7 @@ def unaliased(hint: object) -> object:
         hint = value[typing.get_args(hint)] if typing.get_args(hint) else value
 
 
-def wanted(hint: object) -> Wanted:
+def parse_hint(hint: object) -> Requested:
     """Read the hint of a parameter."""
     hint = unaliased(hint)
     inner, optional = split_optional(hint)
@@ -94,8 +94,8 @@ def wanted(hint: object) -> Wanted:
     args = typing.get_args(key)
     if args and is_member(args[0]) and typing.get_origin(key) in _COLLECTIONS and args[1:] in {(), (...,)}:
         collect = list if typing.get_origin(key) is list else tuple
-        return Wanted(list[args[0]], optional, collect)  # type: ignore[valid-type]  # made at run time
-    return Wanted(key, optional)
+        return Requested(list[args[0]], optional, collect)  # type: ignore[valid-type]  # made at run time
+    return Requested(key, optional)
 
 
 def _annotated(key: Key, marks: Iterable[object]) -> Key:

@@ -35,17 +35,17 @@ def caller() -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def has_place(thing: object) -> bool:
+def has_place(obj: object) -> bool:
     """Whether it is a function or class (or ``Box[int]``), for which place_of() finds the definition."""
-    if isinstance(thing, types.FunctionType | type):
+    if isinstance(obj, types.FunctionType | type):
         return True
-    return inspect.isroutine(thing) or class_of(thing) is not None
+    return inspect.isroutine(obj) or class_of(obj) is not None
 
 
-def place_of(thing: object) -> Place:
+def place_of(obj: object) -> Place:
     """Where a function or class is defined; a class at its own line, not that of a method."""
-    thing = class_of(thing) or thing
-    function = inspect.unwrap(thing) if callable(thing) else thing
+    obj = class_of(obj) or obj
+    function = inspect.unwrap(obj) if callable(obj) else obj
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if type(code) is types.CodeType:  # a mock imitates having one
         return Place(code.co_filename, code.co_firstlineno)
@@ -62,11 +62,11 @@ def _place_of_class(kind: type) -> Place:
     codes = [code for code in members if isinstance(code, types.CodeType)]
     first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
     statement = re.compile(rf"\s*class {re.escape(kind.__name__)}\b")
-    found = [number for number, line in enumerate(linecache.getlines(file), 1) if statement.match(line)]
-    if len(found) > 1 and first is None:  # classes of the same name, without code to locate one
+    starts = [number for number, line in enumerate(linecache.getlines(file), 1) if statement.match(line)]
+    if len(starts) > 1 and first is None:  # classes of the same name, without code to locate one
         with contextlib.suppress(OSError, TypeError):
-            found = [inspect.getsourcelines(kind)[1]]
-    before = [number for number in found if first is None or number < first]
+            starts = [inspect.getsourcelines(kind)[1]]
+    before = [number for number in starts if first is None or number < first]
     if not before:
         return Place(file, first or 1)
     return Place(file, before[0] if first is None else before[-1])

@@ -127,10 +127,10 @@ class Composition(ABC):
     @functools.cached_property
     def _faults(self) -> list[Fault]:
         inside = (fault for inner in self._nested for fault in inner.faults)
-        found = [*check(self._resolution), *_unfrozen(self._resolution.active), *inside]
-        if self._refuses_circles and not found:
-            found += circle_faults(self._resolution)
-        return found
+        faults = [*check(self._resolution), *_unfrozen(self._resolution.active), *inside]
+        if self._refuses_circles and not faults:
+            faults += circle_faults(self._resolution)
+        return faults
 
     @property
     def _groups(self) -> list[Group]:

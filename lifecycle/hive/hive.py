@@ -17,7 +17,7 @@ from lifecycle.errors import (
     StopError,
     as_failure,
 )
-from lifecycle.hints.keys import Key, is_member, plain, type_name, wanted
+from lifecycle.hints.keys import Key, is_member, parse_hint, plain, type_name
 from lifecycle.hints.places import caller
 from lifecycle.hive.composition import Composition
 from lifecycle.hive.nesting import Holder, Nesting
@@ -91,12 +91,12 @@ class Hive(Composition):
         refuse_circles: bool = False,
     ) -> None:
         place = caller()
-        for what, limit in (
+        for parameter, limit in (
             ("start_timeout", start_timeout),
             ("stop_timeout", stop_timeout),
             ("stop_budget", stop_budget),
         ):
-            check_seconds(limit, f"{what} of {name}", place)
+            check_seconds(limit, f"{parameter} of {name}", place)
         check_seconds(slow_hook, f"slow_hook of {name}", place, zero=True)
         super().__init__(name, cells, settings, env_prefix, place, refuse_circles=refuse_circles)
         self.profile = Profile()
@@ -126,7 +126,7 @@ class Hive(Composition):
         """Reads settings again and restarts modules with changed ones."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
-        self._found: dict[object, object] = {}
+        self._by_type: dict[object, object] = {}
         """Results of get() by type alone, for types that only one constructor provides."""
         self._jobs: dict[Constructor, Jobs] = {}
         self.left_behind: list[str] = []
@@ -151,14 +151,14 @@ class Hive(Composition):
 
         if faulty and self._faults:
             own = {group for _, group in self._own_groups}
-            known = [one for one in self._loaded.settings if one.option.group in own]
-            return faulty_graph(self._resolution, self._faults, known)
+            settings = [setting for setting in self._loaded.settings if setting.option.group in own]
+            return faulty_graph(self._resolution, self._faults, settings)
         build = self._construct(unset=True)
         hooks = Wiring(self._limits, sequential=self._sequential).add(
             build.instances, self._lifecycles, self._jobs
         )
         own = {group for _, group in self._own_groups}
-        settings = [one for one in self._loaded.settings if one.option.group in own]
+        settings = [setting for setting in self._loaded.settings if setting.option.group in own]
         graph = graph_of(self._resolution, build, hooks, settings, self._without_settings())
         for inner in self._holders():
             graph = with_inner_graph(graph, inner.graph())
@@ -184,25 +184,27 @@ class Hive(Composition):
         """
         if module is None:
             try:
-                return self._found[kind]
+                return self._by_type[kind]
             except KeyError:
                 pass
         if (own := _OF_THE_HIVE.get(kind)) is not None:
             return getattr(self, own)
-        asked = wanted(kind)
-        found = self._providing(asked.key, module)
+        request = parse_hint(kind)
+        providers = self._providing(request.key, module)
         built = self._build.instances if "_build" in self.__dict__ else {}
-        held = [node for node in found if node in built]
-        if asked.collect is not None and built and (held or not found):
-            grouped = len(held) != 1 or is_member(held[0].key)
-            return asked.collect([built[node] for node in held] if grouped else built[held[0]])
-        if len(held) == 1:
-            if module is None and len(found) == 1:  # unambiguous for the lifetime of the hive
-                self._found[kind] = built[held[0]]
-            return built[held[0]]
+        instantiated = [node for node in providers if node in built]
+        if request.collect is not None and built and (instantiated or not providers):
+            grouped = len(instantiated) != 1 or is_member(instantiated[0].key)
+            return request.collect(
+                [built[node] for node in instantiated] if grouped else built[instantiated[0]]
+            )
+        if len(instantiated) == 1:
+            if module is None and len(providers) == 1:  # unambiguous for the lifetime of the hive
+                self._by_type[kind] = built[instantiated[0]]
+            return built[instantiated[0]]
         name = type_name(kind)
-        self._choose("get", name, held, found)
-        raise NotStartedError(self._why_unbuilt(name, found))
+        self._choose("get", name, instantiated, providers)
+        raise NotStartedError(self._why_unbuilt(name, providers))
 
     def provider(self, kind: object, module: str | None = None) -> "Provider[Any]":
         """Return the provider object of dependency-injector for a type, for that library's tooling.
@@ -213,16 +215,16 @@ class Hive(Composition):
         what check() raises, HiveError if nothing provides the type or several constructors do so privately.
         """
         self.check()
-        found = self._providing(wanted(kind).key, module)
-        self._choose("provider", type_name(kind), found, found)
-        return self._build.providers[found[0]]
+        providers = self._providing(parse_hint(kind).key, module)
+        self._choose("provider", type_name(kind), providers, providers)
+        return self._build.providers[providers[0]]
 
     def _providing(self, key: Key, module: str | None) -> Sequence[Constructor]:
         scope = None if module is None else find_scope(self._resolution.assembly.scopes, module, self.name)
         return self._resolution.held(key, scope)
 
     def _choose(
-        self, method: str, name: str, among: Sequence[Constructor], found: Sequence[Constructor]
+        self, method: str, name: str, among: Sequence[Constructor], providers: Sequence[Constructor]
     ) -> None:
         """Raise HiveError if no constructor or more than one provides a type."""
         if len(among) > 1:
@@ -230,14 +232,14 @@ class Hive(Composition):
                 f"{name} is provided privately by {' and by '.join(map(str, among))}: {method}() "
                 f"cannot choose; say of which module, as in {method}({name}, module={among[0].scope.id!r})"
             )
-        if not found:
+        if not providers:
             raise HiveError(f"nothing in {self.name} provides {name}")
 
-    def _why_unbuilt(self, name: str, found: Sequence[Constructor]) -> str:
+    def _why_unbuilt(self, name: str, providers: Sequence[Constructor]) -> str:
         """Why none of the constructors of a type has an instance."""
         if self._build_failure is not None:
             return f"{name} was not built, {self.name} could not be: {self._build_failure}"
-        if (module := next(filter(None, map(self.modules.why_down, found)), None)) is not None:
+        if (module := next(filter(None, map(self.modules.why_down, providers)), None)) is not None:
             return f"{name} is not there: module {module} is disabled"
         if self._supervision is None and ("_build" not in self.__dict__ or not self._build.instances):
             return f"{name} does not exist yet: {self.name} has not started"
@@ -257,7 +259,7 @@ class Hive(Composition):
         None if the graph does not hold the instance.
         """
         built = self._build.instances.items() if "_build" in self.__dict__ else ()
-        return next((plain(node.key) for node, one in built if one is instance), None)
+        return next((plain(node.key) for node, value in built if value is instance), None)
 
     async def start(self) -> None:
         """Build everything and start every hook.
@@ -327,7 +329,9 @@ class Hive(Composition):
         if failures := supervisor.failures:
             crashed = any(failure.phase is State.STARTED for failure in failures)
             beginning = f"{self.name} {'ended' if crashed else 'did not stop well'}"
-            raise StopError(sentence(beginning, failures), [one.error for one in failures]) from cancelled
+            raise StopError(
+                sentence(beginning, failures), [failure.error for failure in failures]
+            ) from cancelled
         if cancelled is not None:
             raise cancelled
 
@@ -347,9 +351,9 @@ class Hive(Composition):
         except BaseException as error:
             await self._stop_after(error)
             raise
-        if (asked := self.shutdown.error) is not None:
-            await self._stop_after(asked)
-            raise asked
+        if (shutdown_error := self.shutdown.error) is not None:
+            await self._stop_after(shutdown_error)
+            raise shutdown_error
         await self.stop()
         if self.shutdown.error is not None:  # requested meanwhile
             raise self.shutdown.error
@@ -396,13 +400,13 @@ class Hive(Composition):
         return code
 
     def _holders(self) -> list[Holder]:
-        return [one for one in self._build.instances.values() if isinstance(one, Holder)]
+        return [instance for instance in self._build.instances.values() if isinstance(instance, Holder)]
 
     @functools.cached_property
     def _build(self) -> "Build":
         from lifecycle.injection.build import Build  # not imported to check a graph
 
-        return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._found.clear)
+        return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._by_type.clear)
 
     def _take(self, loaded: Loaded) -> None:
         """Use these settings for later constructions."""
@@ -423,7 +427,7 @@ class Hive(Composition):
     def _built(self) -> list[object]:
         if "_build" not in self.__dict__:
             return []
-        inside = (one for inner in self._holders() for one in inner.built())
+        inside = (instance for inner in self._holders() for instance in inner.built())
         return [*self._build.instances.values(), *inside]
 
     def _injectable(self) -> Collection[Key]:
@@ -511,9 +515,9 @@ class Hive(Composition):
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
         errors, texts = [failure.error for failure in failures], [str(failure) for failure in failures]
         if not errors:
-            asked = self.shutdown.error
-            asked = asked or ShutdownRequestedError("asked to end meanwhile")
-            errors = [as_failure(asked, self.name)]
+            cause = self.shutdown.error
+            cause = cause or ShutdownRequestedError("asked to end meanwhile")
+            errors = [as_failure(cause, self.name)]
             texts = [str(errors[0])]
         raise StartError(sentence(f"{self.name} did not start", texts), errors) from errors[0]
 

@@ -47,9 +47,9 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     def hive(self, nesting: Nesting, values: Mapping[Key, object] | None = None) -> Inner:
         """Return a hive of these cells inside another one; without values, it can only be checked."""
-        known = values is not None
+        has_values = values is not None
         shared = ((key, values[key] if values is not None else _VALUE) for key in self.share)
-        cells = (*self.cells, *(SupplyCell(self.place, value, key, known) for key, value in shared))
+        cells = (*self.cells, *(SupplyCell(self.place, value, key, has_values) for key, value in shared))
         return Inner(cells, nesting)
 
     def findings(self, nesting: Nesting) -> Findings:
@@ -99,10 +99,10 @@ class InnerHive(Holder):
 
     async def run(self) -> None:
         """Run until Shutdown is requested inside, or until cancelled. Raises what started() raises."""
-        asked = anyio.Event()
+        stop_requested = anyio.Event()
         async with self.started() as hive:
-            hive.shutdown.listen(asked.set)
-            await asked.wait()
+            hive.shutdown.listen(stop_requested.set)
+            await stop_requested.wait()
 
     def graph(self) -> "Graph":
         """Return the graph of the running hive, or of a new one with the same cells."""

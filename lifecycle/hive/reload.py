@@ -55,32 +55,32 @@ class Reload:
         self._load = load
         self._put = put
         self._busy = False
-        self._asked: asyncio.Event | None = None
+        self._requested: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def request(self) -> bool:
         """Request a reload, from any thread or a signal handler. False if nothing in the hive listens."""
-        loop, asked = self._loop, self._asked
-        if loop is None or asked is None:
+        loop, requested = self._loop, self._requested
+        if loop is None or requested is None:
             return False
         with contextlib.suppress(RuntimeError):  # the loop is closed: the hive has ended
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(requested.set)
         return True
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """A block in which request() is accepted: await requested() inside it."""
-        self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._requested = asyncio.get_running_loop(), asyncio.Event()
         try:
             yield
         finally:
-            self._loop = self._asked = None
+            self._loop = self._requested = None
 
     async def requested(self) -> None:
         """Wait for the next request; several earlier ones count as one. Call it inside of listening()."""
-        assert self._asked is not None  # noqa: S101  # as documented
-        await self._asked.wait()
-        self._asked.clear()
+        assert self._requested is not None  # noqa: S101  # as documented
+        await self._requested.wait()
+        self._requested.clear()
 
     async def __call__(self) -> Reloaded:
         """Read the settings and restart the modules that need changed ones.
@@ -100,11 +100,13 @@ class Reload:
         old, new = self._loaded(), self._load()
         if new.faults:
             raise SettingsError(self._name, new.faults)
-        before = {one.option.name: one for one in old.settings}
+        before = {setting.option.name: setting for setting in old.settings}
         changed = tuple(
-            ChangedSetting(one.option.name, before[one.option.name].text, one.text, one.origin)
-            for one in new.settings
-            if one.value != before[one.option.name].value
+            ChangedSetting(
+                setting.option.name, before[setting.option.name].text, setting.text, setting.origin
+            )
+            for setting in new.settings
+            if setting.value != before[setting.option.name].value
         )
         groups = {group for group, filled in new.filled.items() if filled != old.filled.get(group)}
         modules, outside = self._affected(groups)
@@ -117,7 +119,7 @@ class Reload:
             )
             raise HiveError(f"{self._name} does not run with its new settings: {'; '.join(failures)}{end}")
         names = {option.name for group in outside for option in group.options}
-        at_restart = tuple(one.name for one in changed if one.name in names)
+        at_restart = tuple(change.name for change in changed if change.name in names)
         return Reloaded(changed, tuple(modules), at_restart)
 
     def _affected(self, groups: set[Group]) -> tuple[list[str], set[Group]]:
@@ -126,7 +128,7 @@ class Reload:
         """
         resolution = self._resolution()
         root = resolution.assembly.root
-        found: dict[str, None] = {}
+        modules: dict[str, None] = {}
         outside: set[Group] = set()
         for node in resolution.order():
             for need in node.needs.values():
@@ -135,9 +137,9 @@ class Reload:
                 if node.scope is root:
                     outside.add(group)
                 else:
-                    found[node.scope.id] = None
-        inner = [one for one in found if any(one.startswith(f"{other}.") for other in found)]
-        return [one for one in found if one not in inner], outside
+                    modules[node.scope.id] = None
+        inner = [module for module in modules if any(module.startswith(f"{outer}.") for outer in modules)]
+        return [module for module in modules if module not in inner], outside
 
     async def _restart(self, modules: list[str], settings: Loaded, off: set[str]) -> list[str]:
         """Stop the modules, apply the settings, start the modules. Returns what failed to start."""

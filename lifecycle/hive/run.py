@@ -82,8 +82,8 @@ async def run(hive: Process) -> int:
 
 async def _run(hive: Process) -> int:
     gc.freeze()  # imported objects: saves 20 ms in the collection below, while the loop is blocked
-    asked = anyio.Event()
-    hive.shutdown.listen(asked.set)
+    stop_requested = anyio.Event()
+    hive.shutdown.listen(stop_requested.set)
     usual = gc.get_threshold()
     gc.set_threshold(YOUNG, *usual[1:])
     try:
@@ -92,7 +92,7 @@ async def _run(hive: Process) -> int:
             gc.freeze()  # objects of the start live as long as the process: exclude them from collections
             gc.set_threshold(*usual)
             hive.log.info("started")
-            await asked.wait()
+            await stop_requested.wait()
             hive.log.info("stopping")
         hive.log.info("stopped")
     except Exception as error:  # noqa: BLE001  # top of the process: becomes the message and exit code
@@ -104,12 +104,12 @@ async def _run(hive: Process) -> int:
 
 def _ended_by(hive: Process, error: Exception) -> int:
     """Print why the run ended; return the exit code."""
-    code, found = exit_code(error), list(leaves(error))
-    if all(isinstance(leaf, ShutdownRequestedError) for leaf in found):
+    code, errors = exit_code(error), list(leaves(error))
+    if all(isinstance(leaf, ShutdownRequestedError) for leaf in errors):
         hive.log.info("stopped before it had started")
         return 0
-    if code == 0 and all(isinstance(leaf, ExitRequestedError) for leaf in found):
-        hive.log.info("stopped", why=str(found[0]))
+    if code == 0 and all(isinstance(leaf, ExitRequestedError) for leaf in errors):
+        hive.log.info("stopped", why=str(errors[0]))
     else:
         sys.stderr.write(_message(hive.name, error))
     if hive.left_behind:

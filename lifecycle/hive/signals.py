@@ -102,7 +102,9 @@ def leave(name: str, why: str, code: int) -> NoReturn:
 
 
 def _handled() -> list[signal.Signals]:
-    return [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    return [
+        number for number in NUMBERS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
 
 
 def _restore() -> None:
@@ -123,7 +125,9 @@ os.register_at_fork(after_in_child=_forked)
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     reloads = (
-        [each.reload() for each in _listeners if each.reload is not None] if number == signal.SIGHUP else []
+        [listener.reload() for listener in _listeners if listener.reload is not None]
+        if number == signal.SIGHUP
+        else []
     )
     if any(reloads):
         return

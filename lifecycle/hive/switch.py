@@ -68,8 +68,8 @@ class Instances:
 
     def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any, Any]]:
         """Return the tables among the instances of these constructors."""
-        found = (self._build.instances.get(node) for node in nodes)
-        return [one for one in found if isinstance(one, ReadTable)]
+        instances = (self._build.instances.get(node) for node in nodes)
+        return [instance for instance in instances if isinstance(instance, ReadTable)]
 
     def construct(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
         """Construct what is missing, except disabled nodes; return the hooks to start. Raises BuildError."""
@@ -162,9 +162,9 @@ class Modules:
         self._scope(module)
         if module not in self._off:
             return []
-        held = self._off.pop(module)
+        disabled = self._off.pop(module)
         still_down = frozenset().union(*self._off.values())
-        fresh = [node for node in self._resolution.order() if node in held and node not in still_down]
+        fresh = [node for node in self._resolution.order() if node in disabled and node not in still_down]
         affected = list(dict.fromkeys(node.scope.id for node in fresh))
         self._busy, hooks = f"{module} is being enabled", list[HookNode]()
         try:
@@ -172,7 +172,7 @@ class Modules:
             hooks = self._instances.construct(fresh, still_down)
             await self._start(module, supervisor, hooks)
         except BaseException as error:
-            self._off[module] = held
+            self._off[module] = disabled
             built = self._instances.built
             self._ending = self._instances.remove([node for node in fresh if node in built])
             self._report(module, affected)
@@ -236,16 +236,18 @@ class Modules:
 
     def _report(self, module: str, affected: Iterable[str]) -> None:
         """Report modules without an instance as stopped; others have only lost their jobs."""
-        for one in self._without_instances(affected):
-            self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
+        for stopped in self._without_instances(affected):
+            self._health.report(
+                stopped, "stopped", "disabled" if stopped == module else f"disabled with {module}"
+            )
 
     def _without_instances(self, modules: Iterable[str]) -> list[str]:
         """Return the modules without an instance; their health reports are dropped."""
         alive = {node.scope.id for node in self._instances.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]
-        for one in down:
-            if not any(other.startswith(f"{one}.") for other in alive):
-                self._health.forget(one)
+        for module in down:
+            if not any(running.startswith(f"{module}.") for running in alive):
+                self._health.forget(module)
         return down
 
 
@@ -254,7 +256,7 @@ def find_scope(scopes: Iterable[Scope], module: str, name: str) -> Scope:
 
     Raises HiveError, with similar ids, if the hive `name` has none.
     """
-    known = {scope.id: scope for scope in scopes}
-    if (found := known.get(module)) is not None:
-        return found
-    raise HiveError(f"there is no module {module!r} in {name}{suggestion(module, known)}")
+    by_id = {scope.id: scope for scope in scopes}
+    if (scope := by_id.get(module)) is not None:
+        return scope
+    raise HiveError(f"there is no module {module!r} in {name}{suggestion(module, by_id)}")

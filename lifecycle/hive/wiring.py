@@ -23,7 +23,7 @@ class Wiring:
         self._sequential = sequential
         self._numbers: dict[HookNode, int] = {}
         self._count = 0
-        self._of: dict[Constructor, list[HookNode]] = {}
+        self._by_constructor: dict[Constructor, list[HookNode]] = {}
         self._last: dict[Constructor, Collection[HookNode]] = {}
         """The hooks after which a constructor counts as started."""
 
@@ -53,7 +53,7 @@ class Wiring:
                 node = HookNode(spec, owner, needs, self._limits)
                 self._numbers[node] = self._count
                 self._count += 1
-                self._of.setdefault(owner, []).append(node)
+                self._by_constructor.setdefault(owner, []).append(node)
                 needs = (node,)
                 added.append(node)
             self._last[owner] = needs
@@ -67,7 +67,7 @@ class Wiring:
         removed: dict[HookNode, int] = {}
         for owner in owners:
             self._last.pop(owner, None)
-            removed |= {node: self._numbers.pop(node) for node in self._of.pop(owner, ())}
+            removed |= {node: self._numbers.pop(node) for node in self._by_constructor.pop(owner, ())}
         hooks = sorted(removed, key=removed.__getitem__)
         if self._sequential:
             for before, after in itertools.pairwise(hooks):

@@ -15,25 +15,27 @@ from lifecycle.hints.places import Place, has_place, place_of
 __all__ = ["awaitable", "check_async", "check_context", "check_iterates", "check_seconds"]
 
 
-def check_async(call: object, what: str, place: Place) -> None:
+def check_async(call: object, subject: str, place: Place) -> None:
     """Raise TypeError if a call does not return an awaitable.
 
     Coroutine functions pass, and functions with an awaitable result in their hints. The result of a lambda is
     checked only when it is called.
     """
     if (why := _not_async(call)) is not None:
-        raise TypeError(f"{what} at {place}: {_named(call)} {why}: expected a coroutine function (async def)")
+        raise TypeError(
+            f"{subject} at {place}: {_named(call)} {why}: expected a coroutine function (async def)"
+        )
 
 
-def awaitable(result: Awaitable[object], call: object, what: str) -> Awaitable[object]:
+def awaitable(result: Awaitable[object], call: object, role: str) -> Awaitable[object]:
     """Return the result of a call. Raises TypeError if it is not awaitable, as a lambda's may be."""
     if type(result) is not types.CoroutineType and not isinstance(result, Awaitable):
-        text = f"its {what} returned {result!r}, nothing to await: expected a coroutine function"
+        text = f"its {role} returned {result!r}, nothing to await: expected a coroutine function"
         raise TypeError(f"{text}, not {_named(call)}")
     return result
 
 
-def check_context(make: object, what: str, place: Place) -> None:
+def check_context(make: object, subject: str, place: Place) -> None:
     """Raise TypeError unless a call makes an asynchronous context manager."""
     if hasattr(type(make), "__aenter__") and not isinstance(make, type):
         why = "is a context manager itself: give the function that makes it, without calling it"
@@ -47,10 +49,10 @@ def check_context(make: object, what: str, place: Place) -> None:
         why = "is not asynchronous: decorate an `async def` with contextlib.asynccontextmanager"
     else:
         return
-    raise TypeError(f"{what} at {place}: {_named(make)} {why}")
+    raise TypeError(f"{subject} at {place}: {_named(make)} {why}")
 
 
-def check_iterates(make: object, what: str, place: Place) -> None:
+def check_iterates(make: object, subject: str, place: Place) -> None:
     """Raise TypeError unless a call makes an asynchronous iterable."""
     if not callable(make):
         why = "cannot be called: give the function that makes the iteration"
@@ -60,19 +62,19 @@ def check_iterates(make: object, what: str, place: Place) -> None:
         )
     else:
         return
-    raise TypeError(f"{what} at {place}: {_named(make)} {why}")
+    raise TypeError(f"{subject} at {place}: {_named(make)} {why}")
 
 
-def check_seconds(value: object, what: str, place: Place, *, zero: bool = False) -> None:
+def check_seconds(value: object, subject: str, place: Place, *, zero: bool = False) -> None:
     """Raise TypeError if a value is not a number of seconds, ValueError if it is not positive.
 
     `zero` also allows zero; infinity is allowed.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} at {place} is {value!r}: expected a number of seconds")
+        raise TypeError(f"{subject} at {place} is {value!r}: expected a number of seconds")
     if math.isnan(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(
-            f"{what} at {place} is {value!r}: expected {'0 or more' if zero else 'more than 0'} seconds"
+            f"{subject} at {place} is {value!r}: expected {'0 or more' if zero else 'more than 0'} seconds"
         )
 
 

@@ -25,8 +25,8 @@ class Deadlines(Generic[Node]):
         self._timers: dict[float, asyncio.TimerHandle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def set(self, node: Node, limit: float, then: Callable[[Node], None]) -> None:
-        """Call `then` with this hook after a number of seconds, instead of its earlier callback."""
+    def set(self, node: Node, limit: float, callback: Callable[[Node], None]) -> None:
+        """Call `callback` with this hook after a number of seconds, instead of its earlier callback."""
         if node in self._limits:
             self.clear(node)
         if (loop := self._loop) is None:
@@ -34,7 +34,7 @@ class Deadlines(Generic[Node]):
         self._limits[node] = limit
         if (queue := self._queues.get(limit)) is None:
             queue = self._queues[limit] = {}
-        queue[node] = (due := loop.time() + limit, then)
+        queue[node] = (due := loop.time() + limit, callback)
         if limit not in self._timers:
             self._timers[limit] = loop.call_at(due, self._ring, limit)
 
@@ -50,15 +50,15 @@ class Deadlines(Generic[Node]):
     def _ring(self, limit: float) -> None:
         queue, now = self._queues[limit], self._timers.pop(limit).when()
         overdue = []
-        for node, (due, then) in queue.items():
+        for node, (due, callback) in queue.items():
             if due > now:
                 self._timers[limit] = asyncio.get_running_loop().call_at(due, self._ring, limit)
                 break
-            overdue.append((node, then))
-        for node, then in overdue:
+            overdue.append((node, callback))
+        for node, callback in overdue:
             if node in queue:  # a previous callback may have ended it
                 self.clear(node)
-                then(node)
+                callback(node)
 
 
 class Flag:

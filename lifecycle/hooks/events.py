@@ -149,12 +149,12 @@ class EventLog:
                 slow = took >= self.slow
                 if slow or self.is_debugged():  # locating a hook in the source takes longer than most hooks
                     write = self._log.info if slow else self._log.debug
-                    seconds, at = str(Duration(round(took, 4))), str(event.place)
-                    write(f"hook {event.step}", hook=event.hook, of=event.module, took=seconds, at=at)
+                    seconds, place = str(Duration(round(took, 4))), str(event.place)
+                    write(f"hook {event.step}", hook=event.hook, of=event.module, took=seconds, at=place)
             case HookEvent(step="starting" | "stopping"):
                 if self.is_debugged():
-                    at = str(event.place)
-                    self._log.debug(f"hook {event.step}", hook=event.hook, of=event.module, at=at)
+                    place = str(event.place)
+                    self._log.debug(f"hook {event.step}", hook=event.hook, of=event.module, at=place)
             case JobEvent(step="recovered"):
                 self._log.info("job works again", job=event.job, of=event.module, failures=event.failures)
             case ModuleEvent():

@@ -57,11 +57,11 @@ class Lifecycle:
         place = caller()
         if not isinstance(hook, Hook) or not isinstance(hook.name, str):
             raise TypeError(f"hook of {self._owner} at {place}: {hook!r}: expected Hook(name, start, stop)")
-        what = f"hook {hook.name!r} of {self._owner}"
+        subject = f"hook {hook.name!r} of {self._owner}"
         for name in ("start", "stop"):
             if (call := getattr(hook, name)) is not None:
-                check_async(call, f"{name} of {what}", place)
-        _check_timeouts(what, place, hook.start_timeout, hook.stop_timeout)
+                check_async(call, f"{name} of {subject}", place)
+        _check_timeouts(subject, place, hook.start_timeout, hook.stop_timeout)
         source = hook.start or hook.stop
         self._add(HookSpec(hook.name, lambda: _Calls(hook), hook.start_timeout, hook.stop_timeout, source))
 
@@ -78,9 +78,9 @@ class Lifecycle:
         So it may hold a task group: if one of its tasks fails while the hive runs, the hive ends. Raises
         TypeError if a call does not make such a context manager or a timeout is invalid.
         """
-        place, what = caller(), f"hook {name!r} of {self._owner}"
-        check_context(context, what, place)
-        _check_timeouts(what, place, start_timeout, stop_timeout)
+        place, subject = caller(), f"hook {name!r} of {self._owner}"
+        check_context(context, subject, place)
+        _check_timeouts(subject, place, start_timeout, stop_timeout)
         self._add(HookSpec(name, context, start_timeout, stop_timeout, context))
 
     def seal(self) -> None:
@@ -95,10 +95,10 @@ class Lifecycle:
         self.specs.append(spec)
 
 
-def _check_timeouts(what: str, place: Place, start: float | None, stop: float | None) -> None:
+def _check_timeouts(subject: str, place: Place, start: float | None, stop: float | None) -> None:
     for name, value in (("start", start), ("stop", stop)):
         if value is not None:
-            check_seconds(value, f"the {name} time-out of {what}", place)
+            check_seconds(value, f"the {name} time-out of {subject}", place)
 
 
 class _Calls:

@@ -197,5 +197,5 @@ class StartBatch:
 
 def sentence(beginning: str, parts: Iterable[object]) -> str:
     """Return a message with one fault, or with one line for each of several."""
-    texts = [str(one) for one in parts]
+    texts = [str(part) for part in parts]
     return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

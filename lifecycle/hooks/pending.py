@@ -28,8 +28,8 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
     pending = list(nodes)
     waiting: dict[HookNode, list[HookNode]] = {}
     for node in pending:
-        for other in node.blocked_by:
-            waiting.setdefault(other, []).append(node)
+        for awaited in node.blocked_by:
+            waiting.setdefault(awaited, []).append(node)
     lines: list[str] = []
     printed: set[HookNode] = set()
     # depth first without recursion: chains may be thousands deep
@@ -44,10 +44,10 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
         lines.append(head + _state(node, above))
         if node.running:
             lines += [f"{indent}    {line}" for line in hook_stack(node)]
-        below = [other for other in waiting.get(node, ()) if other not in printed]
-        for number, other in enumerate(reversed(below)):
+        below = [waiter for waiter in waiting.get(node, ()) if waiter not in printed]
+        for number, waiter in enumerate(reversed(below)):
             tail, deeper = ("└─ ", "   ") if number == 0 else ("├─ ", "│  ")
-            stack.append((other, node, f"{indent}    {tail}", f"{indent}    {deeper}"))
+            stack.append((waiter, node, f"{indent}    {tail}", f"{indent}    {deeper}"))
     if more := len({node for node in pending if node.running or node.blocked_by} - printed):
         lines.append(f"and {more} more")
     return lines
@@ -83,7 +83,7 @@ def awaiting(tree: Callable[[], list[str]]) -> Iterator[None]:
 def _state(node: HookNode, above: HookNode | None) -> str:
     if above is None:
         return f"{node} has been {node.state.value} for {time.perf_counter() - node.began:.1f} s"
-    others = [str(other) for other in node.blocked_by if other is not above]
+    others = [str(awaited) for awaited in node.blocked_by if awaited is not above]
     also = f", and for {', '.join(others[:3])}" if others else ""
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     return f"{node} waits for it{also}{more}"

@@ -37,20 +37,20 @@ class Shutdown:
                 return
         if self._loop is None:
             return
-        here = threading.get_ident() == self._thread
-        if here:
+        in_loop_thread = threading.get_ident() == self._thread
+        if in_loop_thread:
             self._notify()
         with contextlib.suppress(RuntimeError):  # the loop is closed: the hive has ended
             # wake the loop: a signal handler runs in its thread while it sleeps
-            self._loop.call_soon_threadsafe(_wake if here else self._notify)
+            self._loop.call_soon_threadsafe(_wake if in_loop_thread else self._notify)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` in this event loop at a request; at once if there was one."""
         with self._lock:
             self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-            asked = self.requested
+            already_requested = self.requested
             self._listeners.append(listener)
-        if asked:
+        if already_requested:
             listener()
 
     def _notify(self) -> None:

@@ -22,13 +22,13 @@ def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[
     If it awaits a worker thread, the frames of that thread follow, outermost first.
     """
     frames = list(_frames(task.get_coro()))
-    ours = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
-    found = [
+    internal = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
+    lines = [
         _line(frame)
-        for frame in frames[ours[-1] + 1 if ours else 0 :]
+        for frame in frames[internal[-1] + 1 if internal else 0 :]
         if frame.f_code.co_filename != contextlib.__file__
     ]
-    return found + [f"{line} (worker thread)" for line in _thread(frames)]
+    return lines + [f"{line} (worker thread)" for line in _thread(frames)]
 
 
 def running_threads() -> list[str]:
@@ -51,8 +51,8 @@ def _line(frame: types.FrameType) -> str:
 
 def _thread(frames: Sequence[types.FrameType]) -> list[str]:
     """Return the frames of the worker thread that the innermost frame awaits, without those of the pool."""
-    held = frames[-1].f_locals.values() if frames else ()
-    worker = next((thread for thread in held if isinstance(thread, threading.Thread)), None)
+    variables = frames[-1].f_locals.values() if frames else ()
+    worker = next((thread for thread in variables if isinstance(thread, threading.Thread)), None)
     frame = sys._current_frames().get(worker.ident or 0) if worker else None  # noqa: SLF001  # the documented way
     running: list[types.FrameType] = []
     while frame is not None:
@@ -75,9 +75,9 @@ def _frames(awaited: object) -> Iterator[types.FrameType]:
         else:
             # the awaited generator is not an attribute of anext() and asend()
             inner = [
-                held
-                for held in gc.get_referents(awaited)
-                if inspect.isasyncgen(held) or inspect.iscoroutine(held)
+                referent
+                for referent in gc.get_referents(awaited)
+                if inspect.isasyncgen(referent) or inspect.iscoroutine(referent)
             ]
             if not inner or awaited is None or isinstance(awaited, asyncio.Future):
                 return

@@ -44,16 +44,16 @@ class Channel:
         """Whether nothing was received from the client or sent to it for STALL_SECONDS."""
         return self._waiting_since + STALL_SECONDS <= now
 
-    async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
+    async def read(self, deadline: float | None, *, client_waits: bool = False) -> bytes:
         """Read from the client; b"" at the end. Raises OSError; TimeoutError at the deadline.
 
-        ``ours``: the client waits for the server meanwhile. If this is cancelled, data stays in the kernel.
+        `client_waits`: the client waits for the server meanwhile. If cancelled, data stays in the kernel.
         """
         while True:
             try:
                 return self.socket.recv(READ_SIZE)
             except (BlockingIOError, InterruptedError):
-                if not ours:
+                if not client_waits:
                     self.idle()
                 async with asyncio.timeout_at(deadline):
                     await self._until(self._loop.add_reader, self._loop.remove_reader)

@@ -183,7 +183,7 @@ class Connection:
         """Wait until the client has closed or reset the connection; keeps data that it sends before."""
         while len(self._ahead) < READ_SIZE:
             try:
-                data = await self.channel.read(None, ours=True)
+                data = await self.channel.read(None, client_waits=True)
             except OSError:
                 return
             if not data:

@@ -61,7 +61,7 @@ _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FairQueue] = WeakKeyDictio
 
 def fair_queue_of(loop: asyncio.AbstractEventLoop) -> FairQueue:
     """Return the queue of an event loop, which all its servers share."""
-    found = _queues.get(loop)
-    if found is None:
-        found = _queues[loop] = FairQueue()
-    return found
+    queue = _queues.get(loop)
+    if queue is None:
+        queue = _queues[loop] = FairQueue()
+    return queue

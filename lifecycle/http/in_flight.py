@@ -12,21 +12,21 @@ class InFlight:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self.held = 0
+        self.total = 0
 
     @property
     def full(self) -> bool:
         """Whether a new request would have to wait."""
-        return self.held > self._limit
+        return self.total > self._limit
 
     @property
-    def wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether a request waits for others to end."""
         return bool(self._waiting)
 
     def add(self, count: int) -> None:
         """Add bytes; a negative count subtracts, and waiters may continue."""
-        self.held += count
+        self.total += count
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():

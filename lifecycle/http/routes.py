@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Match(msgspec.Struct, Generic[T], frozen=True):
     """The routes of a path: the handler of the method, or the methods with a handler."""
 
-    found: T | None
+    handler: T | None
     info: dict[str, str]
     """The decoded parts of the path that the route names."""
     allowed: frozenset[str] = frozenset()
@@ -24,16 +24,16 @@ class Routes(Generic[T]):
     """Paths such as ``/v1/endpoint/{id}``, in which ``{id}`` matches one part that is not empty."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[list[str], dict[str, T]]] = []
+        self._routes: list[tuple[list[str], dict[str, T]]] = []
 
     def add(self, method: str, path: str, handler: T) -> None:
         """Add a handler for a method and a path."""
         pattern = path.split("/")
-        for known, methods in self._known:
-            if known == pattern:
+        for existing, methods in self._routes:
+            if existing == pattern:
                 methods[method] = handler
                 return
-        self._known.append((pattern, {method: handler}))
+        self._routes.append((pattern, {method: handler}))
 
     def match(self, method: str, path: str) -> Match[T]:
         """Return the route of a request; ``path`` as sent. The first route that was added has precedence.
@@ -42,7 +42,7 @@ class Routes(Generic[T]):
         """
         parts = path.split("/")
         allowed: set[str] = set()
-        for pattern, methods in self._known:
+        for pattern, methods in self._routes:
             info = _parts(pattern, parts)
             if info is None:
                 continue
@@ -59,11 +59,11 @@ def _parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
     if len(pattern) != len(parts):
         return None
     info = {}
-    for wanted, raw in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
+    for expected, raw in zip(pattern, parts, strict=True):
+        if expected.startswith("{"):
             if not raw:
                 return None
-            info[wanted[1:-1]] = unquote(raw)
-        elif wanted != unquote(raw):
+            info[expected[1:-1]] = unquote(raw)
+        elif expected != unquote(raw):
             return None
     return info

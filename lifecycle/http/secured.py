@@ -27,7 +27,7 @@ class SecuredChannel(Channel):
         super().__init__(self._secured, peer)
         self._shaken = False
 
-    async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
+    async def read(self, deadline: float | None, *, client_waits: bool = False) -> bytes:
         """See Channel. Raises ssl.SSLError, an OSError, if the client fails TLS."""
         if not self._shaken:
             await fair_queue_of(self._loop).wait(self.peer)
@@ -42,7 +42,7 @@ class SecuredChannel(Channel):
             try:
                 return self._secured.recv(READ_SIZE)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
-                await self._wait_io(blocked, deadline, ours=ours)
+                await self._wait_io(blocked, deadline, client_waits=client_waits)
 
     async def write(self, data: bytes, deadline: float) -> None:
         """See Channel."""
@@ -67,11 +67,13 @@ class SecuredChannel(Channel):
             left -= len(data)
             await asyncio.sleep(0)
 
-    async def _wait_io(self, blocked: ssl.SSLError, deadline: float | None, *, ours: bool = False) -> None:
+    async def _wait_io(
+        self, blocked: ssl.SSLError, deadline: float | None, *, client_waits: bool = False
+    ) -> None:
         add, remove = self._loop.add_reader, self._loop.remove_reader
         if isinstance(blocked, ssl.SSLWantWriteError):
             add, remove = self._loop.add_writer, self._loop.remove_writer
-        if not ours:
+        if not client_waits:
             self.idle()
         async with asyncio.timeout_at(deadline):
             await self._until(add, remove)

@@ -149,7 +149,9 @@ class HttpServer:
     def _admitted(self, peer: Hashable) -> bool:
         """Whether the client may have a connection, after closing another one if necessary."""
         if self._peers[peer] >= self._limits.per_peer:
-            return self._drop_one(each for each in self._connections if each.channel.peer == peer)
+            return self._drop_one(
+                connection for connection in self._connections if connection.channel.peer == peer
+            )
         if len(self._connections) >= self._limits.connections:
             return self._drop_one(self._connections)
         return True
@@ -161,10 +163,15 @@ class HttpServer:
         """
         now = self._loop.time()
         among = list(among)
-        if waiting := [each for each in among if each.replaceable(now)]:
-            self._drop(min(waiting, key=lambda each: (-self._share(each), each.channel.waiting_since)))
-        elif served := [each for each in among if each.queued and each.answered]:
-            self._drop(max(served, key=lambda each: (self._share(each), each.answered)))
+        if waiting := [connection for connection in among if connection.replaceable(now)]:
+            self._drop(
+                min(
+                    waiting,
+                    key=lambda connection: (-self._share(connection), connection.channel.waiting_since),
+                )
+            )
+        elif served := [connection for connection in among if connection.queued and connection.answered]:
+            self._drop(max(served, key=lambda connection: (self._share(connection), connection.answered)))
         else:
             return False
         return True
@@ -183,7 +190,7 @@ class HttpServer:
 
     def _retry_make_room(self) -> None:
         self._retry_timer = None
-        if self._answers.wanted:
+        if self._answers.has_waiters:
             self._make_room()
 
     def _drop(self, connection: Connection) -> None:

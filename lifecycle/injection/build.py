@@ -97,15 +97,19 @@ class Build:
         if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
             return
         yield from ((name, node.needs[name]) for name in node.needs if name in node.orders)
-        names = ["result"] if node.part else [each.name for each in node.parameters if each.positional]
+        names = (
+            ["result"]
+            if node.part
+            else [parameter.name for parameter in node.parameters if parameter.positional]
+        )
         for name, value in (*zip(names, provider.args, strict=True), *provider.kwargs.items()):
             pending = [value]
             while pending:
-                one = pending.pop()
-                if one in self._nodes:
-                    yield name, self._nodes[one]
-                elif isinstance(one, List | CallableProvider):
-                    pending += reversed(one.args)
+                argument = pending.pop()
+                if argument in self._nodes:
+                    yield name, self._nodes[argument]
+                elif isinstance(argument, List | CallableProvider):
+                    pending += reversed(argument.args)
 
     @functools.cached_property
     def _nodes(self) -> dict[Provider[Any], Constructor]:
@@ -203,13 +207,13 @@ class _SelectedResult:
         self._part = part
 
     def __call__(self, whole: Any) -> object:
-        at = self._part.at
+        position = self._part.at
         result: object = whole
-        if at is not None:
-            result = whole[at] if isinstance(at, int) else getattr(whole, at)
+        if position is not None:
+            result = whole[position] if isinstance(position, int) else getattr(whole, position)
         if result is None or hasattr(type(result), "__await__"):
-            what = "None" if result is None else "something to await"
-            raise BuildError(f"{self._node} is {what} instead of {type_name(self._part.key)}")
+            actual = "None" if result is None else "something to await"
+            raise BuildError(f"{self._node} is {actual} instead of {type_name(self._part.key)}")
         if type(result) is not self._part.key:
             _check_type(self._node, result, self._part.key)
         return result

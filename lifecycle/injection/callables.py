@@ -19,9 +19,9 @@ def as_function(call: Any) -> Any:
     """
     if has_place(call) or not callable(call):
         return call
-    inner, given = call, set[str]()
+    inner, bound = call, set[str]()
     while isinstance(inner, functools.partial):
-        given |= inner.keywords.keys()
+        bound |= inner.keywords.keys()
         inner = inner.func
     if not has_place(inner):  # an object: its class's __call__ has a place
         inner = type(inner).__call__
@@ -33,7 +33,7 @@ def as_function(call: Any) -> Any:
         signature = inspect.signature(call)
     except (TypeError, ValueError):  # written in C, without a signature
         return call
-    remaining = [one for one in signature.parameters.values() if one.name not in given]
+    remaining = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
     function.__signature__ = signature.replace(parameters=remaining)  # type: ignore[attr-defined]  # as documented
     function.__annotations__ = _hints(inner)
     name = getattr(inner if inner is not type(call).__call__ else type(call), "__qualname__", repr(call))

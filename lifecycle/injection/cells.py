@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.hints.keys import Key, key_of, wanted
+from lifecycle.hints.keys import Key, key_of, parse_hint
 from lifecycle.hints.places import Place, caller
 from lifecycle.settings.options import Settings
 
@@ -182,4 +182,4 @@ def replace(type: Any, fake: object) -> Cell:  # noqa: A002  # the type to repla
     a method of the type, or has it with other parameters, is a fault of the graph. A fake ``Member[T]``
     becomes the only member, a fake ``list[Member[T]]`` the whole group.
     """
-    return ReplaceCell(caller(), wanted(type).key, fake)
+    return ReplaceCell(caller(), parse_hint(type).key, fake)

@@ -47,20 +47,20 @@ def _signatures(resolution: Resolution) -> Iterator[Fault]:
 
 def _duplicates(resolution: Resolution) -> Iterator[Fault]:
     """Two providers visible in one scope: public ones, or private ones of a scope and one inside it."""
-    for key, found in resolution.by_key.items():
+    for key, nodes in resolution.by_key.items():
         if key in resolution.injected:
-            places = tuple(f"provided by {node}" for node in found if node.kind != "replace")
+            places = tuple(f"provided by {node}" for node in nodes if node.kind != "replace")
             if places:
                 text = f"{type_name(key)} comes from the hive itself"
-                yield Fault("duplicate", text, places, tuple(found))
+                yield Fault("duplicate", text, places, tuple(nodes))
             continue
-        if len(found) == 1 or is_member(key):
+        if len(nodes) == 1 or is_member(key):
             continue
-        active = [node for node in found if not node.replaced and node.kind != "replace"]
+        active = [node for node in nodes if not node.replaced and node.kind != "replace"]
         if clashing := _clashing(active):
             text = f"{type_name(key)} is provided {times(len(clashing))}"
             yield Fault("duplicate", text, tuple(_places(clashing)), tuple(clashing))
-        fakes = [node for node in found if node.kind == "replace"]
+        fakes = [node for node in nodes if node.kind == "replace"]
         if len(fakes) > 1:
             places = tuple(f"replaced at {fake.place}" for fake in fakes)
             text = f"{type_name(key)} is replaced {times(len(fakes))}"
@@ -94,7 +94,7 @@ def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:
     for node in nodes:
         scope: Scope | None = node.scope
         while scope is not None:
-            above = [other for other in by_scope.get(scope, ()) if other is not node]
+            above = [candidate for candidate in by_scope.get(scope, ()) if candidate is not node]
             clashing.update((node, *above) if above else ())
             scope = scope.parent
     return [node for node in nodes if node in clashing]
@@ -122,41 +122,41 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
 
 def _missing(resolution: Resolution, similar: SimilarTypes) -> Iterator[Fault]:
     users = _users(resolution)
-    for key, found in resolution.missing.items():
-        details = _needed_by(found, users)
+    for key, dependents in resolution.missing.items():
+        details = _needed_by(dependents, users)
         details += (f"near: {line}" for line in similar.lines(key))
         details.append(
             f"do: add a cell that provides it, or in a test supply() or replace({hint_text(key)}, ...)"
         )
         lacks = type_name(key)
-        yield Fault("missing", f"nothing provides {lacks}", tuple(details), _concerned(found), lacks)
+        yield Fault("missing", f"nothing provides {lacks}", tuple(details), _concerned(dependents), lacks)
 
 
 def _private(resolution: Resolution) -> Iterator[Fault]:
     users = _users(resolution)
-    for key, found in resolution.hidden.items():
+    for key, dependents in resolution.hidden.items():
         owners = [node for node in resolution.by_key[key] if not node.replaced]
         modules = " and ".join(_shortened(dict.fromkeys(node.scope.id for node in owners)))
-        details = _needed_by(found, users)
+        details = _needed_by(dependents, users)
         details += _shortened(f"provided privately by {node}" for node in owners)
         details.append(f"do: provide() instead of provide_private(), or move who needs it into {modules}")
         lacks = type_name(key)
         text = f"{lacks} is private to {modules}"
-        yield Fault("private", text, tuple(details), _concerned(found), lacks)
+        yield Fault("private", text, tuple(details), _concerned(dependents), lacks)
 
 
-def _concerned(found: list[tuple[Constructor, Parameter]]) -> tuple[Constructor, ...]:
-    return tuple(dict.fromkeys(node for node, _ in found))
+def _concerned(dependents: list[tuple[Constructor, Parameter]]) -> tuple[Constructor, ...]:
+    return tuple(dict.fromkeys(node for node, _ in dependents))
 
 
 def _needed_by(
-    found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
+    dependents: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
 ) -> list[str]:
     """Return the dependents of a node, and those of the first one."""
-    lines = [f"needed by {node}, {parameter.role}" for node, parameter in found[:SHOWN]]
-    lines[1:1] = _chain(found[0][0], users)
-    if len(found) > SHOWN:
-        lines.append(f"and by {len(found) - SHOWN} more")
+    lines = [f"needed by {node}, {parameter.role}" for node, parameter in dependents[:SHOWN]]
+    lines[1:1] = _chain(dependents[0][0], users)
+    if len(dependents) > SHOWN:
+        lines.append(f"and by {len(dependents) - SHOWN} more")
     return lines
 
 
@@ -218,17 +218,17 @@ def _replaces(resolution: Resolution, similar: SimilarTypes) -> Iterator[Fault]:
     needed = {need for node in resolution.nodes for need in node.needs.values() if need.kind == "replace"}
     stood_in = {node.key for node in resolution.assembly.providers if node.replaced}
     for fake in resolution.assembly.replaces:
-        where = (f"replaced at {fake.place}",)
+        places = (f"replaced at {fake.place}",)
         if fake.key in resolution.injected:
             text = f"{fake.name} comes from the hive itself and cannot be replaced"
-            yield Fault("replace", text, where, (fake,))
+            yield Fault("replace", text, places, (fake,))
             continue
         if faults := tuple(fake_mismatches(fake.call, fake.key)):
-            yield Fault("replace", f"the fake is not like {fake.name}", (*faults, *where), (fake,))
+            yield Fault("replace", f"the fake is not like {fake.name}", (*faults, *places), (fake,))
         if fake not in needed and fake.key not in stood_in:
             lines = (f"near: {line}" for line in similar.lines(fake.key, without=fake))
             text = f"nothing provides or needs {fake.name}"
-            yield Fault("replace", text, (*where, *lines), (fake,))
+            yield Fault("replace", text, (*places, *lines), (fake,))
 
 
 def circle_faults(resolution: Resolution) -> Iterator[Fault]:

@@ -130,7 +130,7 @@ class Constructor(msgspec.Struct, eq=False):
 
     def uses(self, need: "Constructor") -> bool:
         """Whether it receives that node, rather than being only ordered after it."""
-        return any(one is need and name not in self.orders for name, one in self.needs.items())
+        return any(target is need and name not in self.orders for name, target in self.needs.items())
 
     def __str__(self) -> str:
         return f"{self.name} ({self.scope.id}) at {self.place}"

@@ -131,16 +131,16 @@ def circles_of(arrows: Iterable[tuple[str, str, T]]) -> list[Circle[T]]:
     for user, used, arrow in arrows:
         if not _is_within(user, used) and not _is_within(used, user):
             between[user, used].append(arrow)
-    found = []
-    for knot in sorted(_circles_between(between), key=lambda one: (-len(one), min(one))):
-        within = {pair for pair in between if knot.issuperset(pair)}
+    circles = []
+    for modules in sorted(_circles_between(between), key=lambda modules: (-len(modules), min(modules))):
+        within = {pair for pair in between if modules.issuperset(pair)}
         ties = tuple(arrow for pair in _pairs_to_separate(within) for arrow in between[pair])
-        found.append(Circle(tuple(sorted(knot)), ties))
-    return found
+        circles.append(Circle(tuple(sorted(modules)), ties))
+    return circles
 
 
-def _is_within(module: str, other: str) -> bool:
-    return module == other or module.startswith(f"{other}.")
+def _is_within(module: str, parent: str) -> bool:
+    return module == parent or module.startswith(f"{parent}.")
 
 
 def _pairs_to_separate(pairs: Set[Pair]) -> Iterator[Pair]:
@@ -168,20 +168,20 @@ def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
         used[user].append(need)
         users[need].append(user)
     left = dict.fromkeys(reversed(_postorder(used)))
-    found = []
+    components = []
     while left:
         first = next(iter(left))
         del left[first]
-        knot, frontier = {first}, [first]
+        component, frontier = {first}, [first]
         while frontier:
             for user in users[frontier.pop()]:
                 if user in left:
                     del left[user]
-                    knot.add(user)
+                    component.add(user)
                     frontier.append(user)
-        if len(knot) > 1:
-            found.append(knot)
-    return found
+        if len(component) > 1:
+            components.append(component)
+    return components
 
 
 def _postorder(used: Mapping[str, list[str]]) -> list[str]:

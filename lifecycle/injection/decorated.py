@@ -38,5 +38,5 @@ def times(count: int) -> str:
 
 def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:
     """Whether the key has a provider; if not, its decorator is reported as missing it."""
-    asked = any(parameter.key == key for parameter in (node.whole or node).parameters)
-    return asked or any(resolution.bare(key, node.scope))
+    requested = any(parameter.key == key for parameter in (node.whole or node).parameters)
+    return requested or any(resolution.bare(key, node.scope))

@@ -29,8 +29,8 @@ def fake_mismatches(fake: object, key: Key) -> Iterator[str]:
     elif not promised and not getattr(kind, "_is_protocol", False):
         yield f"it is of type {type_name(type(fake))}"
     else:
-        for name, wanted in promised.items():
-            yield from _member_mismatches(fake, name, getattr(wanted, "__func__", wanted))
+        for name, expected in promised.items():
+            yield from _member_mismatches(fake, name, getattr(expected, "__func__", expected))
 
 
 def value_mismatches(value: object, key: Key) -> Iterator[str]:
@@ -69,19 +69,19 @@ def type_mismatches(has: Key, key: Key) -> Iterator[str]:
 
     Attributes that __init__ sets are visible only on a value (value_mismatches()).
     """
-    kind, wanted = origin_class(plain(has)), origin_class(plain(key))
-    if kind is None or wanted is None or wanted in kind.__mro__:
+    kind, required = origin_class(plain(has)), origin_class(plain(key))
+    if kind is None or required is None or required in kind.__mro__:
         return
-    if not getattr(wanted, "_is_protocol", False):
-        if not getattr(kind, "_is_protocol", False) and not issubclass(wanted, kind):
+    if not getattr(required, "_is_protocol", False):
+        if not getattr(kind, "_is_protocol", False) and not issubclass(required, kind):
             yield f"{type_name(has)} does not derive from it"
         return
-    for name, member in members(wanted).items():
+    for name, member in members(required).items():
         if inspect.isfunction(member):
-            found = inspect.getattr_static(kind, name, _MISSING)
-            if found is _MISSING:
+            actual = inspect.getattr_static(kind, name, _MISSING)
+            if actual is _MISSING:
                 yield f"{type_name(has)} has no {name}"
-            elif _is_plain(found) and inspect.iscoroutinefunction(member):
+            elif _is_plain(actual) and inspect.iscoroutinefunction(member):
                 yield f"its {name} is not async"
 
 
@@ -93,9 +93,9 @@ def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
     """Return the first element of a list or set that is not of its element type."""
     if kind not in {list, set, frozenset} or not (args := typing.get_args(key)) or is_member(args[0]):
         return
-    for one in value:
-        if (fault := next(value_mismatches(one, args[0]), None)) is not None:
-            yield f"it holds {one!r}: {fault}"
+    for element in value:
+        if (fault := next(value_mismatches(element, args[0]), None)) is not None:
+            yield f"it holds {element!r}: {fault}"
             return
 
 
@@ -108,12 +108,12 @@ def _promised(kind: type) -> tuple[tuple[str, bool], ...]:
 def _lacks(value: object, protocol: type) -> Iterator[str]:
     """Return the members of a Protocol that a value lacks, without running a property."""
     for name, is_method in _promised(protocol):
-        found = getattr(type(value), name, _MISSING)
-        if found is _MISSING:
-            found = inspect.getattr_static(value, name, _MISSING)
-        if found is _MISSING:
+        attribute = getattr(type(value), name, _MISSING)
+        if attribute is _MISSING:
+            attribute = inspect.getattr_static(value, name, _MISSING)
+        if attribute is _MISSING:
             yield f"it has no {name}"
-        elif is_method and not callable(found) and not hasattr(type(found), "__get__"):
+        elif is_method and not callable(attribute) and not hasattr(type(attribute), "__get__"):
             yield f"its {name} is not a method"
 
 
@@ -121,48 +121,48 @@ def _members_mismatches(fake: object, member: Key) -> Iterator[str]:
     if not isinstance(fake, list):
         yield f"it is not a list, it is of type {type_name(type(fake))}"
         return
-    for number, one in enumerate(fake):
-        yield from (f"[{number}]: {fault}" for fault in fake_mismatches(one, member))
+    for number, element in enumerate(fake):
+        yield from (f"[{number}]: {fault}" for fault in fake_mismatches(element, member))
 
 
 def members(kind: type) -> Mapping[str, object]:
     """Return public methods and properties of a class, and the attributes it declares."""
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         if base is not object and base.__module__ != "typing":
-            found |= dict.fromkeys(inspect.get_annotations(base))
-            found |= vars(base)
-    return {name: member for name, member in found.items() if not name.startswith("_")}
+            attributes |= dict.fromkeys(inspect.get_annotations(base))
+            attributes |= vars(base)
+    return {name: member for name, member in attributes.items() if not name.startswith("_")}
 
 
-def _member_mismatches(fake: object, name: str, wanted: object) -> Iterator[str]:
+def _member_mismatches(fake: object, name: str, expected: object) -> Iterator[str]:
     if inspect.getattr_static(fake, name, _MISSING) is _MISSING:  # getattr_static runs no property
         yield f"it has no {name}"
         return
-    if not inspect.isfunction(wanted):
+    if not inspect.isfunction(expected):
         return
-    has = getattr(fake, name)
-    if not callable(has):
+    actual = getattr(fake, name)
+    if not callable(actual):
         yield f"its {name} is not a method"
         return
     if (
-        inspect.iscoroutinefunction(wanted)
-        and inspect.isroutine(has)
-        and not inspect.iscoroutinefunction(has)
+        inspect.iscoroutinefunction(expected)
+        and inspect.isroutine(actual)
+        and not inspect.iscoroutinefunction(actual)
     ):
         yield f"its {name} is not async"
     try:
-        signature = inspect.signature(has)
+        signature = inspect.signature(actual)
     except ValueError:  # written in C, without a signature
         return
-    parameters = list(inspect.signature(wanted).parameters.values())[1:]
+    parameters = list(inspect.signature(expected).parameters.values())[1:]
     try:
         signature.bind(
             *(p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}),
             **{p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY},
         )
     except TypeError as error:
-        yield f"its {name}{signature} cannot be called as {name}{inspect.signature(wanted)}: {error}"
+        yield f"its {name}{signature} cannot be called as {name}{inspect.signature(expected)}: {error}"
 
 
 _MISSING = object()

@@ -27,7 +27,7 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
     if not broken:
         return
     towards = _towards(resolution, broken)
-    asked: dict[Constructor, list[str]] = defaultdict(list)
+    dependents: dict[Constructor, list[str]] = defaultdict(list)
     behind: set[Constructor] = set()  # nodes that depend on the broken one through an optional dependency
     for node in towards:  # starting at the broken one
         nearer = towards[node]
@@ -40,8 +40,8 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
         for parameter in node.parameters:
             need = node.needs.get(parameter.name)
             if need in towards and need not in behind and not parameter.required and not parameter.collect:
-                asked[need].append(f"asked for by {node}, {parameter.role}")
-    for need, lines in asked.items():
+                dependents[need].append(f"asked for by {node}, {parameter.role}")
+    for need, lines in dependents.items():
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"and by {len(lines) - SHOWN} more"]
         name = type_name(need.key)
@@ -65,8 +65,8 @@ def _broken(resolution: Resolution) -> dict[Constructor, str]:
         (resolution.missing, "which nothing provides"),
         (resolution.hidden, "which is private"),
     ):
-        for key, found in unmet.items():
-            for node, _ in found:
+        for key, dependents in unmet.items():
+            for node, _ in dependents:
                 broken.setdefault(node, f"which needs {type_name(key)}, {why}")
     return broken
 

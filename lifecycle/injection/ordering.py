@@ -24,13 +24,13 @@ def after(*types: Any) -> Callable[[T], T]:
     """
     if not types:
         raise TypeError("after() without a type: name what it comes after, as in @after(Database)")
-    for one in types:
-        if not _is_hint(one):
-            raise TypeError(f"after({one!r}): expected a type, as a constructor would ask for it")
+    for hint in types:
+        if not _is_hint(hint):
+            raise TypeError(f"after({hint!r}): expected a type, as a constructor would ask for it")
 
     def mark(call: T) -> T:
-        known = vars(call).get(_MARK, ()) if hasattr(call, "__dict__") else ()
-        setattr(call, _MARK, (*types, *(one for one in known if one not in types)))
+        earlier = vars(call).get(_MARK, ()) if hasattr(call, "__dict__") else ()
+        setattr(call, _MARK, (*types, *(hint for hint in earlier if hint not in types)))
         return call
 
     return mark
@@ -38,19 +38,21 @@ def after(*types: Any) -> Callable[[T], T]:
 
 def orders_of(call: object) -> tuple[object, ...]:
     """Return the types of after() of a function or class; for a class also those of its bases."""
-    found: tuple[object, ...] = getattr(call, _MARK, ())
-    if not found or not inspect.isclass(call):
-        return found
-    every = (one for base in call.__mro__ for one in vars(base).get(_MARK, ()))
+    orders: tuple[object, ...] = getattr(call, _MARK, ())
+    if not orders or not inspect.isclass(call):
+        return orders
+    every = (hint for base in call.__mro__ for hint in vars(base).get(_MARK, ()))
     return tuple(dict.fromkeys(every))
 
 
-def _is_hint(one: object) -> bool:
-    if isinstance(one, str) or not isinstance(one, Hashable):
+def _is_hint(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Hashable):
         return False
-    return isinstance(one, type | typing.NewType) or typing.get_origin(one) is not None or _is_alias(one)
+    return (
+        isinstance(value, type | typing.NewType) or typing.get_origin(value) is not None or _is_alias(value)
+    )
 
 
-def _is_alias(one: object) -> bool:
+def _is_alias(value: object) -> bool:
     """Whether it is an alias, ``type X = ...``."""
-    return type(one).__name__ == "TypeAliasType"
+    return type(value).__name__ == "TypeAliasType"

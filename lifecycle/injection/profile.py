@@ -46,4 +46,6 @@ class Profile(msgspec.Struct):
 
     def forget(self, owners: Collection[tuple[str, str]]) -> None:
         """Drop the timings of constructors, by module and name, and of their hooks, as they run again."""
-        self.timings[:] = [one for one in self.timings if (one.module, one.owner or one.name) not in owners]
+        self.timings[:] = [
+            timing for timing in self.timings if (timing.module, timing.owner or timing.name) not in owners
+        ]

@@ -96,8 +96,8 @@ class Resolution:
 
     def bare(self, key: Key, scope: Scope) -> list[Constructor | None]:
         """Return the undecorated providers of `key` for `scope`: one or none, or the members of a group."""
-        found = self.find(key, scope)
-        return [found] if found is not None or member_of(key) is None else [*self.members(key, scope)]
+        provider = self.find(key, scope)
+        return [provider] if provider is not None or member_of(key) is None else [*self.members(key, scope)]
 
     def _index(self) -> None:
         fakes = {node.key for node in self.assembly.replaces}
@@ -128,15 +128,15 @@ class Resolution:
             if key in self.injected:
                 node.injected[parameter.name] = key
                 continue
-            found = self.decorator(key, node.scope, node.frame) if key in self._decorated else None
-            found = found or self.find(key, node.scope)
+            provider = self.decorator(key, node.scope, node.frame) if key in self._decorated else None
+            provider = provider or self.find(key, node.scope)
             before = len(node.needs)
-            if found is not None:
-                node.needs[parameter.name] = found
+            if provider is not None:
+                node.needs[parameter.name] = provider
             elif parameter.collect is not None:
                 members = self.members(key, node.scope)
                 node.groups[parameter.name] = members
-                node.needs |= {f"{parameter.name}[{at}]": member for at, member in enumerate(members)}
+                node.needs |= {f"{parameter.name}[{index}]": member for index, member in enumerate(members)}
             elif parameter.required:
                 unmet = self.hidden if self.by_key.get(key) else self.missing
                 unmet[key].append((node, parameter))
@@ -156,7 +156,7 @@ class Resolution:
     @functools.cached_property
     def _by_class(self) -> dict[str, list[Key]]:
         """Keys by the name of their class."""
-        found: dict[str, list[Key]] = defaultdict(list)
+        by_class: dict[str, list[Key]] = defaultdict(list)
         for key in self.by_key:
-            found[getattr(origin_class(key), "__qualname__", "")].append(key)
-        return found
+            by_class[getattr(origin_class(key), "__qualname__", "")].append(key)
+        return by_class

@@ -22,9 +22,9 @@ from lifecycle.hints.keys import (
     is_union,
     key_of,
     member_of,
+    parse_hint,
     plain,
     type_name,
-    wanted,
 )
 from lifecycle.hints.named import fields_of, is_results
 from lifecycle.hints.places import has_place
@@ -71,14 +71,14 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
     key = call, invoked, decorates
     if not _is_module_level(call):
         return _described(*key)
-    if (known := _known.get(key)) is None:
-        known = _described(*key)
-        if not known.faults:
-            _known[key] = known
-    return known
+    if (signature := _signatures.get(key)) is None:
+        signature = _described(*key)
+        if not signature.faults:
+            _signatures[key] = signature
+    return signature
 
 
-_known: dict[tuple[object, bool, bool], Signature] = {}
+_signatures: dict[tuple[object, bool, bool], Signature] = {}
 """Signatures of functions and classes of modules, for hives that are built many times, as in tests."""
 
 
@@ -99,8 +99,8 @@ def _described(call: Callable[..., object], invoked: bool, decorates: bool) -> S
     of_result: list[str] = []
     try:
         hints = read_hints(call, kind)
-        found = _parameters(_arguments(call, kind), hints, invoked, faults)
-        found += _orders(orders_of(kind or call), faults)
+        parameters = _parameters(_arguments(call, kind), hints, invoked, faults)
+        parameters += _orders(orders_of(kind or call), faults)
         if kind is None and not invoked:
             result, parts = _result(hints, decorates, of_result)
     except NameError as error:
@@ -111,10 +111,10 @@ def _described(call: Callable[..., object], invoked: bool, decorates: bool) -> S
         why = endless if isinstance(error, RecursionError) else error
         return Signature((), result, (f"its parameters cannot be read: {why}",))
     if any("context manager" in fault for fault in faults):
-        return Signature(found, None, tuple(faults))
+        return Signature(parameters, None, tuple(faults))
     if not any("async" in fault or "generator" in fault for fault in faults):
         faults += of_result
-    return Signature(found, result, tuple(faults), parts)
+    return Signature(parameters, result, tuple(faults), parts)
 
 
 def _why_unreadable(call: object) -> str:
@@ -203,19 +203,19 @@ def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
     """As typing.get_type_hints(), but faster for hints that are a class or the name of one."""
     variables = _variables(owner, function)
     hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
-    found: dict[str, Any] = {}
-    others = {}
+    resolved: dict[str, Any] = {}
+    unresolved = {}
     for name, hint in hints.items():
-        found[name] = kind = hint if isinstance(hint, type) else _class_named(hint, function)
+        resolved[name] = kind = hint if isinstance(hint, type) else _class_named(hint, function)
         if kind is None or hint in variables:
-            others[name] = hint
-    if not others:
-        return found
+            unresolved[name] = hint
+    if not unresolved:
+        return resolved
     if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
         return _evaluated(function, variables)
     if variables:
-        return found | _evaluated(_with_hints(function, others), variables)
-    return found | {name: _evaluated_once(hint, function) for name, hint in others.items()}
+        return resolved | _evaluated(_with_hints(function, unresolved), variables)
+    return resolved | {name: _evaluated_once(hint, function) for name, hint in unresolved.items()}
 
 
 def _evaluated_once(hint: object, function: types.FunctionType) -> object:
@@ -224,9 +224,9 @@ def _evaluated_once(hint: object, function: types.FunctionType) -> object:
         return _evaluated(_with_hints(function, {"it": hint}))["it"]
     named = [function.__globals__.get(name, _EMPTY) for name in _names_in(hint)]
     key = (hint, *map(id, named))
-    if (known := _meanings.get(key)) is None:
-        known = _meanings[key] = _evaluated(_with_hints(function, {"it": hint}))["it"], named
-    return known[0]
+    if (cached := _meanings.get(key)) is None:
+        cached = _meanings[key] = _evaluated(_with_hints(function, {"it": hint}))["it"], named
+    return cached[0]
 
 
 _meanings: dict[tuple[object, ...], tuple[object, list[object]]] = {}
@@ -240,9 +240,9 @@ def _names_in(hint: str) -> tuple[str, ...]:
 
 def _with_hints(function: types.FunctionType, hints: dict[str, Any]) -> types.FunctionType:
     """Return a function of the same module with only these hints."""
-    asked = types.FunctionType(_nothing.__code__, function.__globals__)
-    asked.__annotations__ = hints
-    return asked
+    carrier = types.FunctionType(_nothing.__code__, function.__globals__)
+    carrier.__annotations__ = hints
+    return carrier
 
 
 def _nothing() -> None:
@@ -257,7 +257,9 @@ def _variables(*owners: Any) -> dict[str, Any]:
     """Return the type variables in brackets, ``class Box[T]``, which hide names of the module. Source: PEP
     695.
     """
-    return {one.__name__: one for owner in owners for one in getattr(owner, "__type_params__", ())}
+    return {
+        variable.__name__: variable for owner in owners for variable in getattr(owner, "__type_params__", ())
+    }
 
 
 def _class_named(hint: object, function: Any) -> type | None:
@@ -267,8 +269,8 @@ def _class_named(hint: object, function: Any) -> type | None:
         return None
     if hint == "None":
         return type(None)
-    found = names.get(hint, vars(builtins).get(hint))
-    return found if isinstance(found, type) else None
+    value = names.get(hint, vars(builtins).get(hint))
+    return value if isinstance(value, type) else None
 
 
 def _arguments(call: Any, kind: type | None) -> list[_Argument]:
@@ -314,52 +316,55 @@ def _plain_arguments(function: types.FunctionType) -> Iterator[_Argument]:
 def _parameters(
     arguments: Iterable[_Argument], hints: dict[str, Any], invoked: bool, faults: list[str]
 ) -> tuple[Parameter, ...]:
-    found: list[Parameter | None] = []
+    parameters: list[Parameter | None] = []
     for argument in arguments:
         name, default, _, stars = argument
         if stars:
             faults.append(f"{stars}{name} cannot be filled: name each dependency as a parameter of its own")
         elif name in hints:
-            found.append(_parameter(argument, hints[name], faults))
-        elif invoked and name == "self" and not found:
-            found.append(Parameter("self", SELF, positional=True))
+            parameters.append(_parameter(argument, hints[name], faults))
+        elif invoked and name == "self" and not parameters:
+            parameters.append(Parameter("self", SELF, positional=True))
         elif default is _EMPTY:
             faults.append(f"parameter {name!r} has no type hint: the hint names what to inject")
-    return tuple(parameter for parameter in found if parameter is not None)
+    return tuple(parameter for parameter in parameters if parameter is not None)
 
 
 def _orders(types: tuple[object, ...], faults: list[str]) -> tuple[Parameter, ...]:
     """Return the types of after(), as parameters that are not passed."""
-    found = [
-        _parameter(_Argument(f"after {at}"), hint, faults, "in after()") for at, hint in enumerate(types)
+    parameters = [
+        _parameter(_Argument(f"after {index}"), hint, faults, "in after()")
+        for index, hint in enumerate(types)
     ]
-    return tuple(msgspec.structs.replace(one, ordering=True) for one in found if one is not None)
+    return tuple(
+        msgspec.structs.replace(parameter, ordering=True) for parameter in parameters if parameter is not None
+    )
 
 
-def _parameter(argument: _Argument, hint: object, faults: list[str], where: str = "") -> Parameter | None:
+def _parameter(argument: _Argument, hint: object, faults: list[str], subject: str = "") -> Parameter | None:
     name, default, positional, _ = argument
     has_default = default is not _EMPTY
     if isinstance(hint, type):  # fast path
         return Parameter(name, hint, not has_default, default, positional)
     if type(hint) is dataclasses.InitVar:
-        return _parameter(argument, hint.type, faults, where)
-    asked = wanted(hint)
-    key, fault = asked.key, None
+        return _parameter(argument, hint.type, faults, subject)
+    request = parse_hint(hint)
+    key, fault = request.key, None
     if not isinstance(key, Hashable):
         fault = " cannot be a key, it is not hashable"
-    elif asked.collect is None and (member := _loose_member(key)) is not None:
-        one = type_name(member)
-        which = "" if member is key else f": {one}"
-        fault = f"{which} is one of many; ask for list[{one}] or tuple[{one}, ...]"
+    elif request.collect is None and (member := _loose_member(key)) is not None:
+        member_name = type_name(member)
+        prefix = "" if member is key else f": {member_name}"
+        fault = f"{prefix} is one of many; ask for list[{member_name}] or tuple[{member_name}, ...]"
     elif is_union(key) and not has_default:
         fault = " is not a single type to inject"
     elif (left := open_variables(key)) and not has_default:
         fault = " " + _open(key, left)
     if fault is not None:
-        faults.append(f"{where or f'parameter {name!r}'}: {type_name(key)}{fault}")
+        faults.append(f"{subject or f'parameter {name!r}'}: {type_name(key)}{fault}")
         return None
-    required = not (has_default or asked.optional or asked.collect)
-    return Parameter(name, key, required, default, positional, asked.collect)
+    required = not (has_default or request.optional or request.collect)
+    return Parameter(name, key, required, default, positional, request.collect)
 
 
 def _loose_member(key: Key) -> Key | None:
@@ -394,10 +399,10 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
         faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
     usable = []
     for part in parts:
-        at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
+        position = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
         refusal = refused(part.key) if not decorates else _not_decorated(part.key)
         if refusal is not None:
-            faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
+            faults.append(f"it returns {type_name(part.key)} as {position}{refusal}")
         else:
             usable.append(part)
     return None, tuple(usable)

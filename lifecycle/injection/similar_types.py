@@ -79,9 +79,9 @@ class SimilarTypes:
         yield from self._similar(name)
 
     def _having(self, key: Key, protocol: type) -> Iterator[tuple[Constructor, str]]:
-        wanted = members(protocol)
-        for kind, nodes in self._by_class.items() if wanted else ():
-            if all(hasattr(kind, member) for member in wanted):
+        required = members(protocol)
+        for kind, nodes in self._by_class.items() if required else ():
+            if all(hasattr(kind, member) for member in required):
                 for node in nodes:
                     yield node, f"{_given(node)} and has its methods: provide it with `-> {hint_text(key)}`"
 

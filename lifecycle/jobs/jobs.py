@@ -107,7 +107,7 @@ class Jobs:
         self._module = module
         self._events = events or Events(log)
         self._queued: list[Job] = []
-        self._known: dict[Job, None] = {}
+        self._jobs: dict[Job, None] = {}
         self._group: TaskGroup | None = None
         self._over = False
         self._stopping: anyio.Event | None = None
@@ -176,25 +176,25 @@ class Jobs:
         pause, and delays only items of its key. At the stop, the pool has `drain` seconds to finish its
         items; without it, running work is cancelled. Raises ValueError if `at_once` is less than one.
         """
-        place, what = caller(), f"job {name!r} of {self._owner}"
-        check_async(work, what, place)
-        check_seconds(drain, f"the drain of {what}", place, zero=True)
+        place, subject = caller(), f"job {name!r} of {self._owner}"
+        check_async(work, subject, place)
+        check_seconds(drain, f"the drain of {subject}", place, zero=True)
         if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
             raise ValueError(
-                f"at_once of {what} at {place} is {at_once!r}: expected a whole number from 1 on"
+                f"at_once of {subject} at {place} is {at_once!r}: expected a whole number from 1 on"
             )
-        made: Pool[Item] = Pool(work, at_once, key, backoff or self._backoff)
+        pool: Pool[Item] = Pool(work, at_once, key, backoff or self._backoff)
 
         async def run(job: Job) -> None:
             job.health.ok("waiting")
             while (
-                error := await job.attempt(lambda: made.run(job, self._stop_event()), metered=False)
+                error := await job.attempt(lambda: pool.run(job, self._stop_event()), metered=False)
             ) is not None:
                 await job.pause(error, self._stop_event())
             job.done("worked off")
 
         self._add("observe", name, run, backoff, place).drain = drain
-        return made
+        return pool
 
     async def stopping(self) -> None:
         """Wait until the hive or the module stops, in work with a `drain`."""
@@ -203,7 +203,7 @@ class Jobs:
     @property
     def drain(self) -> float:
         """Seconds that the slowest job may take after the stop has started."""
-        return max((job.drain for job in self._known), default=0.0)
+        return max((job.drain for job in self._jobs), default=0.0)
 
     def _stop_event(self) -> "anyio.Event":
         if self._stopping is None:
@@ -231,11 +231,11 @@ class Jobs:
         after the previous run. After a failure, the pause grows up to the interval. Raises ValueError if the
         interval is not positive or a pause is negative.
         """
-        place, what = caller(), f"job {name!r} of {self._owner}"
-        check_async(work, what, place)
-        check_seconds(interval, f"the interval of {what}", place)
+        place, subject = caller(), f"job {name!r} of {self._owner}"
+        check_async(work, subject, place)
+        check_seconds(interval, f"the interval of {subject}", place)
         for option, value in {"debounce": debounce, "rest": rest, "jitter": jitter}.items():
-            check_seconds(value, f"the {option} of {what}", place, zero=True)
+            check_seconds(value, f"the {option} of {subject}", place, zero=True)
         timer = Timer(debounce)
 
         async def run(job: Job) -> None:
@@ -285,14 +285,14 @@ class Jobs:
         that fails itself, is replaced by a new one, which should begin with all that exists. The job ends
         with the iteration. An Observer, such as a Reconciler, brings its own work.
         """
-        place, what = caller(), f"job {name!r} of {self._owner}"
+        place, subject = caller(), f"job {name!r} of {self._owner}"
         if work is not None:
-            check_async(work, what, place)
-            check_iterates(items, what, place)
+            check_async(work, subject, place)
+            check_iterates(items, subject, place)
         elif (watch := getattr(items, "run", None)) is None:
-            raise TypeError(f"{what} at {place}: {items!r} is not an Observer: it has no run(health)")
+            raise TypeError(f"{subject} at {place}: {items!r} is not an Observer: it has no run(health)")
         else:
-            check_async(watch, what, place)
+            check_async(watch, subject, place)
 
         async def run(job: Job) -> None:
             job.health.ok("watching")
@@ -301,8 +301,8 @@ class Jobs:
                 health = ObserverHealth(job, self._log)
                 watch = lambda: cast("Observer", items).run(health)  # noqa: E731  # as short as it is
             else:
-                made = _Iterations(cast("Callable[[], AsyncIterable[Item]]", items), work)
-                watch = lambda: made.run(job)  # noqa: E731
+                iterations = _Iterations(cast("Callable[[], AsyncIterable[Item]]", items), work)
+                watch = lambda: iterations.run(job)  # noqa: E731
             while (error := await job.attempt(watch, metered=work is None)) is not None:
                 await job.pause(error)
             job.done("nothing more to watch")
@@ -313,7 +313,7 @@ class Jobs:
 
     def metrics(self) -> list[JobStats]:
         """Runs, failures and durations of these jobs; JobMetrics, injectable, has those of the whole hive."""
-        return [job.meter.stats() for job in self._known]
+        return [job.meter.stats() for job in self._jobs]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -334,7 +334,7 @@ class Jobs:
                             group.cancel_scope.cancel()
                         else:
                             self._stop_event().set()
-                            for job in self._known:
+                            for job in self._jobs:
                                 job.end_soon()
         except BaseExceptionGroup as errors:
             if len(errors.exceptions) == 1:  # an inner hive that failed to stop
@@ -345,13 +345,13 @@ class Jobs:
 
     def _unended(self) -> list[str]:
         """Return the jobs that still run, each with what it awaits."""
-        return [line for job in self._known for line in job.pending_status()]
+        return [line for job in self._jobs for line in job.pending_status()]
 
     def forget(self) -> None:
         """Remove health and metrics of ended jobs; the hive continues without them."""
         self._forgotten = True
         if self._group is None:
-            for job in list(self._known):
+            for job in list(self._jobs):
                 self._remove(job)
 
     def _add(
@@ -367,9 +367,9 @@ class Jobs:
         if self._over:
             raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
         late = self._group is not None
-        if not late and (other := self._metrics.live(self._module, name)) is not None:
+        if not late and (existing := self._metrics.live(self._module, name)) is not None:
             module = self._module or self._owner
-            raise ValueError(f"job {name!r} at {place}: {module} has one of this name, added at {other}")
+            raise ValueError(f"job {name!r} at {place}: {module} has one of this name, added at {existing}")
         meter = self._metrics.meter(self._module, name, kind, place)
         forget = self._remove if late else None
         meter.retry_first = (backoff or self._backoff).first
@@ -385,7 +385,7 @@ class Jobs:
             is_cancelled=lambda: self._over or anyio.current_effective_deadline() == -math.inf,
             end_hive=self._shutdown.request,
         )
-        self._known[job] = None
+        self._jobs[job] = None
         if self._group is None:
             self._queued.append(job)
         else:
@@ -393,7 +393,7 @@ class Jobs:
         return job
 
     def _remove(self, job: Job) -> None:
-        del self._known[job]
+        del self._jobs[job]
         self._metrics.forget(job.meter)
         if job.started and self._metrics.live(self._module, job.name) is None:
             job.health.remove()
@@ -412,16 +412,16 @@ class _Iterations(Generic[Item]):
 
     async def run(self, job: Job) -> None:
         """Work until the iteration ends. Raises its error or that of the work; call it again then."""
-        made = self._current or self._items()
-        self._current = made if isinstance(made, _ReturnsItems) else None
-        async with _closing(made) as found:
-            async for item in found:
+        iterable = self._current or self._items()
+        self._current = iterable if isinstance(iterable, _ReturnsItems) else None
+        async with _closing(iterable) as items:
+            async for item in items:
                 try:
                     with job.meter, job.span():
                         await self._work(item)
                 except BaseException:
-                    if isinstance(made, _ReturnsItems):
-                        made.put_back(item)
+                    if isinstance(iterable, _ReturnsItems):
+                        iterable.put_back(item)
                     raise
                 job.works()
                 job.health.ok()

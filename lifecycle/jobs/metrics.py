@@ -169,10 +169,10 @@ class JobMetrics:
 
     def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:
         """By module, name and kind; a number in a name becomes ``N``. These counts only grow."""
-        found = {what: msgspec.structs.replace(removed) for what, removed in self._removed.items()}
+        totals = {key: msgspec.structs.replace(removed) for key, removed in self._removed.items()}
         for meter in self._meters:
-            _add(found, meter.stats())
-        return found
+            _add(totals, meter.stats())
+        return totals
 
     def observers(self) -> list[tuple[str, str, object]]:
         """Observers that jobs run, such as a Reconciler or its sweep: module, name of the job, observer."""
@@ -184,8 +184,10 @@ class JobMetrics:
 
     def live(self, module: str, name: str) -> Place | None:
         """Where the current job of this name was added, if there is one."""
-        live = (one for one in self._meters if (one.module, one.name, one.over) == (module, name, False))
-        return next((one.place for one in live), None)
+        live = (
+            meter for meter in self._meters if (meter.module, meter.name, meter.over) == (module, name, False)
+        )
+        return next((meter.place for meter in live), None)
 
     def meter(self, module: str, name: str, kind: JobKind, place: Place | None = None) -> Meter:
         """Count a new job."""
@@ -202,5 +204,5 @@ class JobMetrics:
 
 
 def _add(totals: dict[tuple[str, str, JobKind], JobTotals], stats: JobStats) -> None:
-    what = (stats.module, re.sub(r"\d+(?![A-Za-z\d])", "N", stats.name), stats.kind)
-    totals.setdefault(what, JobTotals()).add(stats)
+    key = (stats.module, re.sub(r"\d+(?![A-Za-z\d])", "N", stats.name), stats.kind)
+    totals.setdefault(key, JobTotals()).add(stats)

@@ -19,11 +19,11 @@ def imports_blocked(*modules: str) -> Iterator[None]:
     ``import`` would receive None: name what the package itself needs first. Source: the Python language
     reference, 5.3.1, the module cache.
     """
-    known: MutableMapping[str, object] = sys.modules  # type: ignore[assignment]  # typed without its None
-    hidden = [name for name in modules if name not in known]
-    known.update(dict.fromkeys(hidden))
+    module_cache: MutableMapping[str, object] = sys.modules  # type: ignore[assignment]  # typed without its None
+    hidden = [name for name in modules if name not in module_cache]
+    module_cache.update(dict.fromkeys(hidden))
     try:
         yield
     finally:
         for name in hidden:
-            del known[name]
+            del module_cache[name]

@@ -39,7 +39,9 @@ class HealthTree:
     def snapshot(self, under: str = "") -> list[HealthStatus]:
         """Return every status, or those of one id and all below it, sorted by module."""
         if under:
-            return [self._statuses[one] for one in sorted(self._inside(under)) if one in self._statuses]
+            return [
+                self._statuses[module] for module in sorted(self._inside(under)) if module in self._statuses
+            ]
         if self._sorted is None:
             self._sorted = [self._statuses[module] for module in sorted(self._statuses)]
         return self._sorted.copy()
@@ -79,21 +81,21 @@ class HealthTree:
 
     def _put(self, status: HealthStatus) -> None:
         module = status.module
-        known = module in self._statuses
+        linked = module in self._statuses
         self._statuses[module] = status
         self._sorted = None
-        while not known and module:
+        while not linked and module:
             parent = module.rpartition(".")[0]
             children = self._below.setdefault(parent, {})
-            known = module in children
+            linked = module in children
             children[module] = None
             module = parent
 
     def _inside(self, module: str) -> list[str]:
-        found = [module]
-        for one in found:
-            found.extend(self._below.get(one, ()))
-        return found
+        modules = [module]
+        for parent in modules:
+            modules.extend(self._below.get(parent, ()))
+        return modules
 
 
 class Health:

@@ -57,9 +57,9 @@ def _text(value: object) -> str:
 
 def _now() -> str:
     global _second  # noqa: PLW0603  # one clock, one text
-    second, rest = divmod(time.time_ns(), 1_000_000_000)
-    at, text = _second
-    if at != second:
+    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    cached, text = _second
+    if cached != second:
         text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         _second = (second, text)
-    return f"{text}.{rest // 1000:06d}Z"
+    return f"{text}.{nanoseconds // 1000:06d}Z"

@@ -50,8 +50,8 @@ class LoopFaults:
     def _report(self, context: dict[str, Any]) -> None:
         self._count += 1
         error = context.get("exception")
-        what = str(context.get("message") or "a fault without a message")
+        message = str(context.get("message") or "a fault without a message")
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        self._log.error("fault in the event loop", what=what, exc_info=error)
+        self._log.error("fault in the event loop", what=message, exc_info=error)
         earlier = f", and {self._count - 1} before" if self._count > 1 else ""
-        self._health.report(self._module, "degraded", f"at {when}: {what}{earlier}", error)
+        self._health.report(self._module, "degraded", f"at {when}: {message}{earlier}", error)

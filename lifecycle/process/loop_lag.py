@@ -29,7 +29,7 @@ class LagHistogram(msgspec.Struct, frozen=True):
 
     def __sub__(self, earlier: "LagHistogram") -> "LagHistogram":
         pairs = zip(self.counts, earlier.counts, strict=True)
-        return LagHistogram(tuple(now - then for now, then in pairs))
+        return LagHistogram(tuple(now - before for now, before in pairs))
 
     @property
     def total(self) -> int:

@@ -113,9 +113,9 @@ def histogram(
 
 def keyed(value: Value | Series, labels: str) -> tuple[tuple[str, ...], dict[tuple[str, ...], Value]]:
     """Return the labels of a family and its series, in the form that a Family stores."""
-    found: Series = value if isinstance(value, Mapping) else {(): value}
+    series: Series = value if isinstance(value, Mapping) else {(): value}
     return tuple(labels.split()), {
-        (key,) if isinstance(key, str) else key: each for key, each in found.items()
+        (key,) if isinstance(key, str) else key: sample for key, sample in series.items()
     }
 
 
@@ -151,18 +151,18 @@ def exposition(families: Iterable[Family]) -> str:
     for family in families:
         if any(len(values) != len(family.labels) for values in family.series):
             raise InconsistentError(f"{family.name} has series with other labels than {list(family.labels)}")
-        known = by_name.get(family.name)
-        by_name[family.name] = family if known is None else _joined(known, family)
+        existing = by_name.get(family.name)
+        by_name[family.name] = family if existing is None else _joined(existing, family)
     return "".join(line for name in sorted(by_name) for line in _lines(by_name[name]))
 
 
-def _joined(one: Family, other: Family) -> Family:
-    if (one.kind, one.labels) != (other.kind, other.labels):
-        raise InconsistentError(f"{one.name} is the name of two different metrics")
-    if twice := one.series.keys() & other.series.keys():
-        which = dict(zip(one.labels, min(twice), strict=True))
-        raise InconsistentError(f"{one.name} occurs twice for {which}")
-    return msgspec.structs.replace(one, series={**one.series, **other.series})
+def _joined(first: Family, second: Family) -> Family:
+    if (first.kind, first.labels) != (second.kind, second.labels):
+        raise InconsistentError(f"{first.name} is the name of two different metrics")
+    if twice := first.series.keys() & second.series.keys():
+        labels = dict(zip(first.labels, min(twice), strict=True))
+        raise InconsistentError(f"{first.name} occurs twice for {labels}")
+    return msgspec.structs.replace(first, series={**first.series, **second.series})
 
 
 def _lines(family: Family) -> Iterator[str]:

@@ -26,7 +26,7 @@ def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables
     )
     degraded = {status.module: float(status.level == "degraded") for status in statuses}
     yield gauge("lifecycle_degraded", "Whether the module is degraded.", degraded, "module")
-    took = {(one.module, one.name): one.took for one in profile.timings if one.kind == "start"}
+    took = {(timing.module, timing.name): timing.took for timing in profile.timings if timing.kind == "start"}
     yield gauge("lifecycle_hook_start_seconds", "What each hook took to start.", took, "module hook")
     yield from _jobs(jobs)
     yield from _tables(jobs, tables)
@@ -43,32 +43,44 @@ def _jobs(jobs: JobMetrics) -> Iterator[Family]:
         (
             "runs",
             "Runs of jobs that have ended, failed ones included.",
-            [one.runs for one in totals.values()],
+            [total.runs for total in totals.values()],
         ),
-        ("failures", "Runs of jobs that have failed.", [one.failures for one in totals.values()]),
-        ("seconds", "Time that jobs have run for.", [one.seconds for one in totals.values()]),
+        ("failures", "Runs of jobs that have failed.", [total.failures for total in totals.values()]),
+        ("seconds", "Time that jobs have run for.", [total.seconds for total in totals.values()]),
     ):
         series = dict(zip(totals, values, strict=True))
         yield counter(f"lifecycle_job_{name}_total", text, series, JOB_LABELS)
-    running = {what: total.running for what, total in totals.items()}
+    running = {labels: total.running for labels, total in totals.items()}
     yield gauge("lifecycle_job_running", "Jobs that run at this moment.", running, JOB_LABELS)
 
 
 def _tables(jobs: JobMetrics, tables: Tables) -> Iterator[Family]:
-    known = tables.all()
-    names = Counter(table.name for table in known)
-    rows = {table.name: len(table) for table in known if names[table.name] == 1}
+    all_tables = tables.all()
+    names = Counter(table.name for table in all_tables)
+    rows = {table.name: len(table) for table in all_tables if names[table.name] == 1}
     yield gauge("lifecycle_table_rows", "Rows of each table.", rows, "table")
-    found = [(module, one) for module, _, one in jobs.observers() if isinstance(one, Reconciler)]
+    reconcilers = [
+        (module, reconciler)
+        for module, _, reconciler in jobs.observers()
+        if isinstance(reconciler, Reconciler)
+    ]
     for name, text, values in (
-        ("batches", "Batches written.", {module: one.statistics.batches for module, one in found}),
-        ("failures", "Objects that failed.", {module: one.statistics.failures for module, one in found}),
+        (
+            "batches",
+            "Batches written.",
+            {module: reconciler.statistics.batches for module, reconciler in reconcilers},
+        ),
+        (
+            "failures",
+            "Objects that failed.",
+            {module: reconciler.statistics.failures for module, reconciler in reconcilers},
+        ),
         (
             "drift",
             "Objects changed by someone else.",
-            {module: one.statistics.drift for module, one in found},
+            {module: reconciler.statistics.drift for module, reconciler in reconcilers},
         ),
     ):
         yield counter(f"lifecycle_reconciler_{name}_total", text, values, "module")
-    failing = {module: one.failing for module, one in found}
+    failing = {module: reconciler.failing for module, reconciler in reconcilers}
     yield gauge("lifecycle_reconciler_failing", "Objects that differ from their rows.", failing, "module")

@@ -67,21 +67,21 @@ class LoopWatchdog:
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         while not self._over.wait(self._limit / 4):
-            sign, asked = threading.Event(), time.monotonic()
+            answered, sent_at = threading.Event(), time.monotonic()
             try:
-                loop.call_soon_threadsafe(sign.set)
+                loop.call_soon_threadsafe(answered.set)
             except RuntimeError:  # the loop is closed
                 return
-            if sign.wait(self._limit * 3 / 4):
+            if answered.wait(self._limit * 3 / 4):
                 continue
             stack = _stack(ident)
             self._log.error(
-                "the event loop is blocked", since=f"{time.monotonic() - asked:.1f}s", stack=stack
+                "the event loop is blocked", since=f"{time.monotonic() - sent_at:.1f}s", stack=stack
             )
-            while not sign.wait(self._limit):
+            while not answered.wait(self._limit):
                 if self._over.is_set() or loop.is_closed():
                     return
-            took = time.monotonic() - asked
+            took = time.monotonic() - sent_at
             self.blocked += 1
             self.longest = max(self.longest, took)
             self._log.warning("the event loop turns again", after=f"{took:.1f}s")

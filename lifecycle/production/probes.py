@@ -131,19 +131,19 @@ class Probes:
 
     def _healthy(self) -> str:
         """The loop answers, so a restart would not help; degraded health is for operators."""
-        found = [one for one in self._health.snapshot() if one.level == "degraded"]
-        return "\n".join(["ok", *(f"degraded: {one.module}: {one.message}" for one in found), ""])
+        degraded = [status for status in self._health.snapshot() if status.level == "degraded"]
+        return "\n".join(["ok", *(f"degraded: {status.module}: {status.message}" for status in degraded), ""])
 
     async def _families(self) -> list[Family]:
-        found: list[Family] = []
+        families: list[Family] = []
         for collector in list(self.collectors):
             try:
-                found += await collector.collect()
+                families += await collector.collect()
             except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
                 if collector in self.collectors:  # otherwise it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
             await anyio.lowlevel.checkpoint()  # yield to the loop
-        return found
+        return families
 
 
 class ProbeServer:

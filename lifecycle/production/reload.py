@@ -45,24 +45,24 @@ class Reloader:
         if self._manager is not None:
             self._manager.reloading()
         try:
-            found = await self._reload()
+            result = await self._reload()
         except HiveError as error:
             status = "the settings are as they were: see the log"
             self._log.error("settings not reloaded", error=explain(error))
         else:
-            for one in found.changed:
-                later = {"in_force": "after a restart"} if one.name in found.at_restart else {}
+            for change in result.changed:
+                later = {"in_force": "after a restart"} if change.name in result.at_restart else {}
                 self._log.info(
                     "setting changed",
-                    name=one.name,
-                    before=one.before,
-                    after=one.after,
-                    origin=one.origin,
+                    name=change.name,
+                    before=change.before,
+                    after=change.after,
+                    origin=change.origin,
                     **later,
                 )
-            restarted = ", ".join(found.restarted)
-            status = f"settings reloaded: {len(found.changed)} changed"
-            self._log.info("settings reloaded", changed=len(found.changed), restarted=restarted)
+            restarted = ", ".join(result.restarted)
+            status = f"settings reloaded: {len(result.changed)} changed"
+            self._log.info("settings reloaded", changed=len(result.changed), restarted=restarted)
         if self._manager is not None:
             self._manager.reloaded(status)
 

@@ -55,14 +55,17 @@ class Traces:
 
         whole = self._tracer.start_span("start", start_time=at(0.0))
         inside = set_span_in_context(whole)
-        for one in (*self._profile.timings, *self._profile.failed):
-            attributes = {"lifecycle.module": one.module, "lifecycle.step": one.kind}
+        for timing in (*self._profile.timings, *self._profile.failed):
+            attributes = {"lifecycle.module": timing.module, "lifecycle.step": timing.kind}
             part = self._tracer.start_span(
-                f"{one.kind} {one.name}", context=inside, start_time=at(one.began), attributes=attributes
+                f"{timing.kind} {timing.name}",
+                context=inside,
+                start_time=at(timing.began),
+                attributes=attributes,
             )
-            if one in self._profile.failed:
+            if timing in self._profile.failed:
                 part.set_status(StatusCode.ERROR)
-            part.end(at(one.began + one.took))
+            part.end(at(timing.began + timing.took))
         if failed:
             whole.set_status(StatusCode.ERROR)
         whole.end()

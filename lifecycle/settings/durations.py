@@ -41,15 +41,15 @@ class Duration(float):
     def __str__(self) -> str:
         if not math.isfinite(self):
             return repr(float(self))
-        sign, rest = ("-", -float(self)) if self < 0 else ("", float(self))
-        if rest == 0:
+        sign, seconds = ("-", -float(self)) if self < 0 else ("", float(self))
+        if seconds == 0:
             return "0s"
         for unit in ("s", "ms", "us", "ns"):
-            if rest * _S >= _UNITS[unit] or unit == "ns":
+            if seconds * _S >= _UNITS[unit] or unit == "ns":
                 break
         if unit != "s":
-            return f"{sign}{_trim(rest * _S / _UNITS[unit])}{unit}"
-        whole, second = divmod(round(rest, 9), 60)
+            return f"{sign}{_trim(seconds * _S / _UNITS[unit])}{unit}"
+        whole, second = divmod(round(seconds, 9), 60)
         hour, minute = divmod(int(whole), 60)
         parts = (f"{hour}h" if hour else "", f"{minute}m" if hour or minute else "", f"{_trim(second)}s")
         return sign + "".join(parts)

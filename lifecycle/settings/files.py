@@ -37,7 +37,7 @@ def directory(
             inside = path / generation  # a new key's link is created after the swap
             place = inside if (inside / yaml_name).exists() else path
             many = yaml_file(path / yaml_name, names, seen, place=place)
-        found = _files(path, generation, names, seen, yaml_name)
+        single = _files(path, generation, names, seen, yaml_name)
         if _generation(path) == generation:
             if generation and not (path / _DATA).exists():
                 seen.fault(
@@ -45,7 +45,7 @@ def directory(
                 )
             findings.faults += seen.faults
             findings.warnings += seen.warnings
-            return many, found
+            return many, single
     findings.fault(f"{CONFIG_DIR} {path}: it changed whenever it was read; leave it alone and start again")
     return {}, {}
 
@@ -72,11 +72,11 @@ def _files(
         except OSError as error:
             findings.fault(f"{path / _DATA}: {_reason(error)}; expected a directory that can be read")
             return {}
-    found: Layer = {}
+    layer: Layer = {}
     for entry, place in sorted(entries.items()):
         name, shown_path = entry.lower(), path / entry
-        if name in found:
-            findings.fault(f"{shown_path}: {found[name].place} gives {name} too; expected each setting once")
+        if name in layer:
+            findings.fault(f"{shown_path}: {layer[name].place} gives {name} too; expected each setting once")
             continue
         if name not in names:
             hidden = entry.startswith(".") or entry.endswith("~")  # created by a ConfigMap mount or an editor
@@ -89,8 +89,8 @@ def _files(
         if hidden and not text and names[name].file_name:  # not written yet: fail closed
             findings.fault(f"{shown_path}: it is empty; expected the value, or no such file")
         shown = f"{shown_path}: {HIDDEN if hidden else quoted(text)}"
-        found[name] = RawValue(text, name, f"file {shown_path}", shown, unitless=True)
-    return found
+        layer[name] = RawValue(text, name, f"file {shown_path}", shown, unitless=True)
+    return layer
 
 
 def _text(place: Path, shown: Path, findings: Findings) -> str | None:
@@ -119,11 +119,11 @@ def _swapped(
         present = os.listdir(data)  # noqa: PTH208
     except FileNotFoundError:  # being removed: the next attempt reads its successor
         present = []
-    found = dict.fromkeys(present, data)
+    paths = dict.fromkeys(present, data)
     for entry in entries:
-        if entry not in found and (entry.lower() in names or unknown) and not _is_data_link(path / entry):
-            found[entry] = path
-    return found
+        if entry not in paths and (entry.lower() in names or unknown) and not _is_data_link(path / entry):
+            paths[entry] = path
+    return paths
 
 
 def _is_data_link(path: Path) -> bool:
@@ -157,7 +157,7 @@ def yaml_file(
         elif not isinstance(error, FileNotFoundError) or os.path.lexists((place or path.parent) / path.name):
             findings.fault(f"{path}: {_reason(error)}; expected a YAML file of settings")
         return {}
-    found: Layer = {}
+    layer: Layer = {}
     for key, value in _mapping(path, text, findings).items():
         if (option := names.get(name := str(key).lower())) is None:
             findings.report_unknown(f"{path}: {name}", name, names)
@@ -166,8 +166,8 @@ def yaml_file(
         if isinstance(value, list) and not all(isinstance(part, str) for part in value):
             findings.fault(f"{shown}: expected a list of texts")
             continue
-        found[name] = RawValue(value, name, f"file {path}", shown, unitless=True)
-    return found
+        layer[name] = RawValue(value, name, f"file {path}", shown, unitless=True)
+    return layer
 
 
 def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
@@ -177,8 +177,8 @@ def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, objec
     try:
         data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
     except (yaml.YAMLError, RecursionError) as error:
-        where = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        findings.fault(f"{path}{where}: this is not YAML; expected a mapping of settings to values")
+        position = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        findings.fault(f"{path}{position}: this is not YAML; expected a mapping of settings to values")
         return {}
     if (kind := _no_settings(data)) is not None:
         if data:
@@ -186,8 +186,8 @@ def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, objec
         return {}
     for name, line in _repeated(yaml.compose(text, yaml.BaseLoader)):
         findings.fault(f"{path}, line {line}: {name} is there twice; expected each setting once")
-    given: Mapping[object, object] = data
-    return given
+    mapping: Mapping[object, object] = data
+    return mapping
 
 
 def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:

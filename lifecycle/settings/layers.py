@@ -31,7 +31,7 @@ def flags(
     places: Iterable[str] = (CONFIG_DIR,),
 ) -> Layer:
     """Parse ``--name=value``, ``--name value``, ``--name`` for a boolean; also flags that name places."""
-    found: Layer = {}
+    layer: Layer = {}
     words = deque(argv)
     while words:
         word = words.popleft()
@@ -56,10 +56,10 @@ def flags(
             text = words.popleft()
         raw: object = text
         if option is not None and (values.is_list(option.kind) or values.is_map(option.kind)):
-            before = found[name].raw if name in found else []
+            before = layer[name].raw if name in layer else []
             raw = [*before, text]  # type: ignore[misc]  # lists are only ever put here as lists
-        found[name] = RawValue(raw, name, f"flag --{name}", f"--{name}={masked(text, name, option)}")
-    return found
+        layer[name] = RawValue(raw, name, f"flag --{name}", f"--{name}={masked(text, name, option)}")
+    return layer
 
 
 def environment(
@@ -70,43 +70,43 @@ def environment(
     places: Iterable[str] = (CONFIG_DIR,),
 ) -> Layer:
     """``PREFIX_NAME``; here, the variables are in upper case and none is empty."""
-    found: Layer = {}
-    known = {env_name(place, prefix) for place in places}
+    layer: Layer = {}
+    variables = {env_name(place, prefix) for place in places}
     for name, option in names.items():
         variable = env_name(name, prefix)
-        known.add(variable)
+        variables.add(variable)
         if (text := env.get(variable)) is not None:
             shown = f"{variable}={masked(text, name, option)}"
-            found[name] = RawValue(text, name, variable, shown, unitless=True)
+            layer[name] = RawValue(text, name, variable, shown, unitless=True)
     for variable in env if prefix and findings.unknown != "ignore" else ():
         name = variable.removeprefix(prefix)
-        if name != variable and variable not in known and _SERVICE_LINK.search(name) is None:
+        if name != variable and variable not in variables and _SERVICE_LINK.search(name) is None:
             findings.report_unknown(variable, name.lower(), names, prefix)
-    return found
+    return layer
 
 
 def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: Findings) -> Layer:
     """Values given in code, by the names of options."""
-    found: Layer = {}
+    layer: Layer = {}
     for name, value in settings.items():
         if (option := names.get(name)) is None:
             findings.fault(unknown(name, name, names))
         else:
             shown = f"{name}={HIDDEN if hides(name, option) else repr(value)}"
-            found[name] = RawValue(value, name, "code", shown)
-    return found
+            layer[name] = RawValue(value, name, "code", shown)
+    return layer
 
 
 def by_option(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
     """Return the values of a source by option: an old name counts only if the new name is absent."""
-    found: Layer = {}
+    chosen: Layer = {}
     for option in options if layer else ():
-        given = [layer[name] for name in option.names if name in layer]
-        if len(given) > 1 and given[1].name == option.file_name:
-            findings.fault(f"{given[0].shown} and {given[1].shown}: give one of them")
-        if given:
-            found[option.name] = given[0]
-    return found
+        present = [layer[name] for name in option.names if name in layer]
+        if len(present) > 1 and present[1].name == option.file_name:
+            findings.fault(f"{present[0].shown} and {present[1].shown}: give one of them")
+        if present:
+            chosen[option.name] = present[0]
+    return chosen
 
 
 def _unexpected_word(word: str, names: Mapping[str, Option]) -> str:

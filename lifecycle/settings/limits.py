@@ -50,32 +50,36 @@ class Limits(msgspec.Struct, frozen=True):
 
     def schema(self, kind: object) -> dict[str, Any]:
         """In JSON Schema, without bounds of durations and quantities, which are texts there."""
-        found: dict[str, Any] = {}
-        wanted, _ = values.bare(kind)
+        result: dict[str, Any] = {}
+        base, _ = values.bare(kind)
         for meta in self.metas:
-            if wanted in {int, float}:
+            if base in {int, float}:
                 bounds = {word: getattr(meta, name) for name, _, word in _BOUNDS}
-                found |= {word: bound for word, bound in bounds.items() if bound is not None}
-            what = "Items" if values.is_list(kind) else "Properties" if values.is_map(kind) else "Length"
-            lengths = {f"min{what}": meta.min_length, f"max{what}": meta.max_length, "pattern": meta.pattern}
-            found |= {word: limit for word, limit in lengths.items() if limit is not None}
-            found |= {"title": meta.title} if meta.title else {}
-            found |= {"examples": meta.examples} if meta.examples else {}
-            found |= meta.extra_json_schema or {}
-        return found
+                result |= {word: bound for word, bound in bounds.items() if bound is not None}
+            suffix = "Items" if values.is_list(kind) else "Properties" if values.is_map(kind) else "Length"
+            lengths = {
+                f"min{suffix}": meta.min_length,
+                f"max{suffix}": meta.max_length,
+                "pattern": meta.pattern,
+            }
+            result |= {word: limit for word, limit in lengths.items() if limit is not None}
+            result |= {"title": meta.title} if meta.title else {}
+            result |= {"examples": meta.examples} if meta.examples else {}
+            result |= meta.extra_json_schema or {}
+        return result
 
     def inapplicable(self, kind: object) -> Iterator[str]:
         """Yield the constraints that do not apply to values of the type."""
-        wanted, _ = values.bare(kind)
+        base, _ = values.bare(kind)
         sized = values.is_list(kind) or values.is_map(kind)
         for meta in self.metas:
             bounds = [name for name, _, _ in _BOUNDS if getattr(meta, name) is not None]
             lengths = [name for name in ("min_length", "max_length") if getattr(meta, name) is not None]
-            if wanted not in _NUMBERS:
+            if base not in _NUMBERS:
                 yield from bounds
-            if wanted not in _TEXTS and not sized:
+            if base not in _TEXTS and not sized:
                 yield from lengths
-            if meta.pattern is not None and wanted not in _TEXTS:
+            if meta.pattern is not None and base not in _TEXTS:
                 yield "pattern"
             if meta.tz is not None:
                 yield "tz"

@@ -21,13 +21,13 @@ def split(text: str) -> dict[str, object]:
             raise ValueError("no JSON object") from None
     if not text:
         return {}
-    found: dict[str, object] = {}
+    pairs: dict[str, object] = {}
     for pair in re.split(_DIVIDER, text, flags=re.ASCII):
         if re.match(_KEY, stripped := pair.strip(), re.ASCII) is None:
             raise ValueError("no key=value")
         key, _, value = stripped.partition("=")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
 def join(pairs: Mapping[str, str]) -> str:

@@ -57,10 +57,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
         Raises TypeError if faults() does not return texts.
         """
-        found: object = self.faults()
-        if isinstance(found, str) or not isinstance(found, Iterable):
-            raise TypeError(f"it returned {found!r}: expected texts, one for each fault")
-        refuse(found)
+        faults: object = self.faults()
+        if isinstance(faults, str) or not isinstance(faults, Iterable):
+            raise TypeError(f"it returned {faults!r}: expected texts, one for each fault")
+        refuse(faults)
 
 
 def refuse(reasons: Iterable[str]) -> None:
@@ -158,8 +158,8 @@ class Option(msgspec.Struct, frozen=True):
         """The docstring below the field, in one line, and the constraints. Reads the source when called."""
         meant = next((meta.description for meta in self.limits.metas if meta.description), "")
         limits = self.limits.expects(values.bare(self.kind)[0])
-        found = _docstrings(self.struct).get(self.field, meant)
-        return f"{found} Expected: {limits}.".strip() if limits else found
+        text = _docstrings(self.struct).get(self.field, meant)
+        return f"{text} Expected: {limits}.".strip() if limits else text
 
 
 @functools.cache
@@ -257,7 +257,7 @@ def _docstrings(struct: type[Settings]) -> dict[str, str]:
     """Return the strings that follow fields in the class body, for the struct and its bases."""
     import ast  # imported only for help
 
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
         if not issubclass(kind, Settings) or kind is Settings:
             continue
@@ -270,5 +270,5 @@ def _docstrings(struct: type[Settings]) -> dict[str, str]:
         for field, text in zip(body.body, body.body[1:], strict=False):
             match field, text:
                 case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc)))):
-                    found[name] = " ".join(doc.split())
-    return found
+                    docstrings[name] = " ".join(doc.split())
+    return docstrings

@@ -29,11 +29,11 @@ class Quantity(int):
 
         Raises ValueError for other texts and for amounts that are not integers (``1m``) or exceed 64 bits.
         """
-        if (found := re.fullmatch(_TEXT, text, re.ASCII)) is None:
+        if (match := re.fullmatch(_TEXT, text, re.ASCII)) is None:
             raise ValueError("expected a quantity such as 512Mi, 1.5G or 1000")
-        part = found["only"] or found["part"] or ""
-        amount, divisor = int((found["whole"] or "") + part), 10 ** len(part)
-        suffix, exponent = found["suffix"] or "", int(found["exponent"] or 0)
+        part = match["only"] or match["part"] or ""
+        amount, divisor = int((match["whole"] or "") + part), 10 ** len(part)
+        suffix, exponent = match["suffix"] or "", int(match["exponent"] or 0)
         amount *= _BINARY.get(suffix) or _DECIMAL.get(suffix) or 10 ** max(exponent, 0)
         divisor *= _PARTS.get(suffix) or 10 ** max(-exponent, 0)
         amount, rest = divmod(amount, divisor)
@@ -41,7 +41,7 @@ class Quantity(int):
             raise ValueError("expected a whole quantity such as 512Mi, 1.5G or 1000")
         if amount > _HIGHEST:
             raise ValueError("expected a quantity below 8Ei")
-        return cls(-amount if found["sign"] == "-" else amount)
+        return cls(-amount if match["sign"] == "-" else amount)
 
     def __str__(self) -> str:
         """Return the shortest text; if two are equally short, the decimal one."""

@@ -94,7 +94,9 @@ def quoted(value: object) -> str:
 
 
 def unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> str:
-    current = (known for known, option in names.items() if known not in option.renamed_from)
+    current = (
+        current_name for current_name, option in names.items() if current_name not in option.renamed_from
+    )
     near = nearest(name.replace("_", "-"), tuple(current))
     if near and prefix != "--" and prefix:
         near = env_name(near, "")
@@ -106,5 +108,5 @@ def unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = ""
 def nearest(name: str, names: tuple[str, ...]) -> str | None:
     import difflib  # imported only for errors
 
-    found = difflib.get_close_matches(name, (*names, CONFIG_DIR), 1)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, (*names, CONFIG_DIR), 1)
+    return matches[0] if matches else None

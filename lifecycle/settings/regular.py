@@ -19,14 +19,14 @@ def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        held = os.fstat(fd)
-        if stat.S_ISDIR(held.st_mode):
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(held.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
         # of the file's size: mapping and unmapping a buffer of 64 MiB takes longer than the read
-        contents = os.read(fd, min(max(held.st_size, _PAGE), largest) + 1)
-        while held.st_size != len(contents) <= largest:  # it has grown, or is one of /proc, without a size
+        contents = os.read(fd, min(max(status.st_size, _PAGE), largest) + 1)
+        while status.st_size != len(contents) <= largest:  # it has grown, or is one of /proc, without a size
             more = os.read(fd, largest + 1 - len(contents))
             if not more:
                 break

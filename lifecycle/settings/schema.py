@@ -59,33 +59,33 @@ def schema(options: Iterable[Option], title: str) -> Schema:
             properties[old] = type_schema(option.kind) | option.limits.schema(option.kind) | renamed
         if option.required:
             needed.append({"anyOf": [{"required": [name]} for name in option.names]})
-    found: Schema = {
+    result: Schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
     }
-    return found | ({"allOf": needed} if needed else {})
+    return result | ({"allOf": needed} if needed else {})
 
 
 def type_schema(kind: object) -> Schema:
     """Return the schema of values of a type."""
-    wanted, optional = values.bare(kind)
-    if choices := values.choices(wanted):
-        found: Schema = {"enum": [plain(choice) for choice in choices]}
-    elif values.is_list(wanted):
-        found = {"type": "array", "items": type_schema(values.items(wanted)[0])}
-    elif values.is_map(wanted):
-        found = {"type": "object", "additionalProperties": type_schema(values.items(wanted)[0])}
+    base, optional = values.bare(kind)
+    if choices := values.choices(base):
+        result: Schema = {"enum": [plain(choice) for choice in choices]}
+    elif values.is_list(base):
+        result = {"type": "array", "items": type_schema(values.items(base)[0])}
+    elif values.is_map(base):
+        result = {"type": "object", "additionalProperties": type_schema(values.items(base)[0])}
     else:
-        found = dict(_TYPES[wanted])
+        result = dict(_TYPES[base])
     if not optional:
-        return found
+        return result
     if choices:
-        return {"enum": [*found["enum"], None]}
-    types = found["type"]
-    return found | {"type": [*(types if isinstance(types, list) else [types]), "null"]}
+        return {"enum": [*result["enum"], None]}
+    types = result["type"]
+    return result | {"type": [*(types if isinstance(types, list) else [types]), "null"]}
 
 
 def plain(value: object) -> object:
@@ -110,9 +110,9 @@ def plain(value: object) -> object:
 
 
 def _property(option: Option) -> Schema:
-    found = type_schema(option.kind) | option.limits.schema(option.kind)
+    result = type_schema(option.kind) | option.limits.schema(option.kind)
     if option.help:
-        found["description"] = option.help
+        result["description"] = option.help
     if not option.required and not option.secret:
-        found["default"] = plain(option.default)
-    return found
+        result["default"] = plain(option.default)
+    return result

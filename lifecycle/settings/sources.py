@@ -124,17 +124,17 @@ def load(
     not know are ignored.
     """
     loaded = Loaded(part=part)
-    groups = [one if isinstance(one, Group) else Group(one) for one in structs]
+    groups = [struct if isinstance(struct, Group) else Group(struct) for struct in structs]
     if isinstance(source, Sources) and source.prefix is not None:
         prefix = source.prefix
     options = [option for group in groups for option in group.options]
-    given = _given(options, source, loaded, config_dirs, prefix)
+    raw_values = _gathered(options, source, loaded, config_dirs, prefix)
     for group in groups:
-        _fill(group, given, prefix, loaded)
+        _fill(group, raw_values, prefix, loaded)
     return loaded
 
 
-def _given(
+def _gathered(
     options: Sequence[Option],
     source: Sources | Mapping[str, object] | None,
     findings: Loaded,
@@ -149,11 +149,11 @@ def _given(
         return layers.by_option(layers.code(source, names, findings), options, findings)
     findings.unknown = "ignore" if findings.part else source.unknown
     findings.others = source.others
-    known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
-    flags = layers.flags(source.argv, names, findings, known)
+    place_names = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
+    flags = layers.flags(source.argv, names, findings, place_names)
     env = {name.upper(): text for name, text in source.env.items() if text}
     directory = _place(CONFIG_DIR, flags, env, prefix, source.config_dir)
-    places = [layers.environment(env, prefix, names, findings, known), flags]
+    places = [layers.environment(env, prefix, names, findings, place_names), flags]
     findings.config_dir = directory
     if source.file_flag and (file := _place(source.file_flag, flags, env, prefix)) is not None:
         findings.config_file = file
@@ -165,10 +165,10 @@ def _given(
             )
     for path in reversed(config_dirs or ([] if directory is None else [directory])):
         places[:0] = files.directory(path, names, source.yaml_name, findings)
-    given: Layer = {}
+    raw_values: Layer = {}
     for layer in places:
-        given |= layers.by_option(layer, options, findings)
-    return given
+        raw_values |= layers.by_option(layer, options, findings)
+    return raw_values
 
 
 def _place(
@@ -182,17 +182,17 @@ def _place(
     return otherwise
 
 
-def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
+def _fill(group: Group, raw_values: Layer, prefix: str, loaded: Loaded) -> None:
     settings: list[Setting] = []
     faults = len(loaded.faults)
     for option in group.options:
-        if (found := given.get(option.name)) is not None:
+        if (raw_value := raw_values.get(option.name)) is not None:
             try:
-                value = _read(found, option, loaded)
+                value = _read(raw_value, option, loaded)
                 option.limits.check(value)
-                settings.append(Setting(option, value, found.place))
+                settings.append(Setting(option, value, raw_value.place))
             except ValueError as error:
-                loaded.fault(f"{found.shown}: {error}")
+                loaded.fault(f"{raw_value.shown}: {error}")
         elif option.required:
             ways = f"--{option.name}, {env_name(option.name, prefix)} or its config-dir file"
             loaded.fault(f"{option.name} is required: give {ways}")
@@ -205,37 +205,37 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
     if len(loaded.faults) > faults:
         return
     filled = group.struct(**{setting.option.field: setting.value for setting in settings})
-    loaded.faults += [Fault("setting", text) for text in _invalid(filled, settings, given)]
+    loaded.faults += [Fault("setting", text) for text in _invalid(filled, settings, raw_values)]
     if len(loaded.faults) == faults:
         loaded.filled[group] = filled
 
 
-def _invalid(filled: Settings, settings: Sequence[Setting], given: Layer) -> list[str]:
+def _invalid(filled: Settings, settings: Sequence[Setting], raw_values: Layer) -> list[str]:
     """Return the faults of its values, and those of a faults() that fails."""
-    found = []
+    faults = []
     try:
         filled.validate()
     except* ValueError as errors:
-        found += [_placed(str(leaf), settings, given) for leaf in leaves(errors)]
+        faults += [_placed(str(leaf), settings, raw_values) for leaf in leaves(errors)]
     except* Exception as errors:  # noqa: BLE001  # a mistake in the struct, reported with its place
-        what = f"{type_name(type(filled))}.faults at {place_of(type(filled).faults)}"
-        found += [f"{what}: {type(leaf).__name__}: {leaf}" for leaf in leaves(errors)]
-    return found
+        source = f"{type_name(type(filled))}.faults at {place_of(type(filled).faults)}"
+        faults += [f"{source}: {type(leaf).__name__}: {leaf}" for leaf in leaves(errors)]
+    return faults
 
 
-def _read(found: RawValue, option: Option, findings: Findings) -> object:
-    if found.name in option.renamed_from:
-        findings.warnings.append(f"{found.shown}: this setting is called {option.name} now; rename it")
-    if found.name == option.file_name:
-        return values.parse(_text_of_file(str(found.raw)), option.kind)
-    raw = found.raw
+def _read(raw_value: RawValue, option: Option, findings: Findings) -> object:
+    if raw_value.name in option.renamed_from:
+        findings.warnings.append(f"{raw_value.shown}: this setting is called {option.name} now; rename it")
+    if raw_value.name == option.file_name:
+        return values.parse(_text_of_file(str(raw_value.raw)), option.kind)
+    raw = raw_value.raw
     if not isinstance(raw, str):
-        if found.place != "code" and isinstance(raw, list):  # list of texts: a flag that may be repeated
+        if raw_value.place != "code" and isinstance(raw, list):  # list of texts: a flag that may be repeated
             return values.parse_all(raw, option.kind)
         return values.accept(raw, option.kind)
-    if found.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():
+    if raw_value.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():
         if raw.strip("+-0"):
-            findings.warnings.append(f"{found.shown}: a duration without a unit is read as nanoseconds")
+            findings.warnings.append(f"{raw_value.shown}: a duration without a unit is read as nanoseconds")
         raw = f"{raw}ns"
     return values.parse(raw, option.kind)
 
@@ -258,13 +258,13 @@ def _text_of_file(path: str) -> str:
     return text
 
 
-def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
+def _placed(text: str, settings: Iterable[Setting], raw_values: Layer) -> str:
     """Return an error of validate() about ``name=value``, with the place of that value in front."""
     for setting in settings:
-        found = given.get(setting.option.name)
+        raw_value = raw_values.get(setting.option.name)
         assignment = f"{setting.option.plain_name}={values.show(setting.value)}"
-        if found is not None and found.place != "code" and text.startswith(assignment):
-            return found.shown + text.removeprefix(assignment)
+        if raw_value is not None and raw_value.place != "code" and text.startswith(assignment):
+            return raw_value.shown + text.removeprefix(assignment)
     prefix = next((setting.option.prefix for setting in settings), "")
     return f"{prefix}: {text}{_origins(text, settings)}" if prefix else f"{text}{_origins(text, settings)}"
 
@@ -272,12 +272,12 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
 def _origins(text: str, settings: Iterable[Setting]) -> str:
     """Return the origins of the values in an error, if they were set."""
     words = set(re.findall(r"[\w-]+", text))
-    given = [
+    named = [
         setting
         for setting in settings
         if setting.option.plain_name in words and setting.origin not in {"default", "code"}
     ]
-    if len(given) == 1:
-        return f" (from {given[0].origin})"
-    origins = "; ".join(f"{setting.option.name} from {setting.origin}" for setting in given)
+    if len(named) == 1:
+        return f" (from {named[0].origin})"
+    origins = "; ".join(f"{setting.option.name} from {setting.origin}" for setting in named)
     return f" ({origins})" if origins else ""

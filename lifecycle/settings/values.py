@@ -91,20 +91,20 @@ _PARSERS: dict[object, tuple[Callable[[str], object], str]] = {
 
 def parse(text: str, kind: object) -> object:
     """Parse a text into a value of this type. Raises ValueError("expected ...") for an invalid text."""
-    wanted, optional = bare(kind)
+    base, optional = bare(kind)
     if optional and text == "":
         return None
-    if (known_parser := _PARSERS.get(wanted)) is not None:
+    if (known_parser := _PARSERS.get(base)) is not None:
         try:
             return known_parser[0](text)
         except ValueError:
             raise ValueError(f"expected {known_parser[1]}") from None
-    if is_list(wanted):
-        item, make = items(wanted)
+    if is_list(base):
+        item, make = items(base)
         return make(parse(part, item) for part in text.replace(",", " ").split())
-    if is_map(wanted):
-        return accept(_split(text, wanted), wanted)
-    for choice in choices(wanted):
+    if is_map(base):
+        return accept(_split(text, base), base)
+    for choice in choices(base):
         if text == show(choice):
             return choice
     raise ValueError(f"expected {expects(kind)}")
@@ -112,30 +112,30 @@ def parse(text: str, kind: object) -> object:
 
 def parse_all(texts: list[str], kind: object) -> object:
     """Parse the texts of a repeated flag: lists are concatenated, in maps the last value of a key applies."""
-    wanted, _ = bare(kind)
-    if not is_map(wanted):
+    base, _ = bare(kind)
+    if not is_map(base):
         return parse(",".join(texts), kind)
-    return accept({key: value for text in texts for key, value in _split(text, wanted).items()}, wanted)
+    return accept({key: value for text in texts for key, value in _split(text, base).items()}, base)
 
 
 def accept(value: object, kind: object) -> object:
     """Convert a value given in code to the type; texts are parsed. Raises ValueError for a mismatch."""
-    wanted, optional = bare(kind)
+    base, optional = bare(kind)
     if value is None and optional:
         return None
-    for choice in choices(wanted):
+    for choice in choices(base):
         spellings = (choice, choice.value) if isinstance(choice, enum.Enum) else (choice,)
-        if any(type(one) is type(value) and one == value for one in spellings):
+        if any(type(spelling) is type(value) and spelling == value for spelling in spellings):
             return choice
-    if isinstance(value, str) and wanted is not str:
+    if isinstance(value, str) and base is not str:
         return parse(value, kind)
-    if is_list(wanted) and isinstance(value, list | tuple | set | frozenset):
-        item, make = items(wanted)
+    if is_list(base) and isinstance(value, list | tuple | set | frozenset):
+        item, make = items(base)
         return make(accept(part, item) for part in value)
-    if is_map(wanted) and isinstance(value, Mapping):
-        return _accept_map(value, wanted)
-    if _is_of(value, wanted):
-        make = {Duration: Duration, Quantity: Quantity}.get(wanted)  # type: ignore[call-overload]  # any hashable
+    if is_map(base) and isinstance(value, Mapping):
+        return _accept_map(value, base)
+    if _is_of(value, base):
+        make = {Duration: Duration, Quantity: Quantity}.get(base)  # type: ignore[call-overload]  # any hashable
         return make(value) if make else value
     raise ValueError(f"expected {expects(kind)}")
 
@@ -160,30 +160,30 @@ def _accept_map(value: Mapping[object, object], kind: object) -> dict[object, ob
 
 def expects(kind: object) -> str:
     """Describe valid values of a type, in words that follow 'expected'."""
-    wanted, optional = bare(kind)
-    if wanted in _PARSERS:
-        words = _PARSERS[wanted][1]
-    elif is_list(wanted):
-        words = f"a list (commas or spaces between), each {expects(items(wanted)[0])}"
-    elif is_map(wanted):
-        words = f"key=value,key1=value1 or a JSON object, each value {expects(_pair(wanted)[1])}"
+    base, optional = bare(kind)
+    if base in _PARSERS:
+        words = _PARSERS[base][1]
+    elif is_list(base):
+        words = f"a list (commas or spaces between), each {expects(items(base)[0])}"
+    elif is_map(base):
+        words = f"key=value,key1=value1 or a JSON object, each value {expects(_pair(base)[1])}"
     else:
-        words = "one of " + ", ".join(map(show, choices(wanted)))
+        words = "one of " + ", ".join(map(show, choices(base)))
     return f"{words}, or nothing" if optional else words
 
 
 def known(kind: object) -> bool:
     """Whether settings can have this type."""
-    wanted, _ = bare(kind)
-    if wanted in _PARSERS:
+    base, _ = bare(kind)
+    if base in _PARSERS:
         return True
-    if is_list(wanted):
-        item = items(wanted)[0]
+    if is_list(base):
+        item = items(base)[0]
         return known(item) and not is_list(item) and not is_map(item)
-    if is_map(wanted):
-        key, item = _pair(wanted)
+    if is_map(base):
+        key, item = _pair(base)
         return known(key) and known(item) and not (is_list(key) or is_map(key) or is_secret(key))
-    return bool(choices(wanted))
+    return bool(choices(base))
 
 
 def is_list(kind: object) -> bool:
@@ -198,8 +198,8 @@ def is_map(kind: object) -> bool:
 
 def is_secret(kind: object) -> bool:
     """Whether values of the type, or parts of them, must not be shown."""
-    wanted, _ = bare(kind)
-    return wanted is Secret or any(is_secret(arg) for arg in typing.get_args(wanted) if arg is not ...)
+    base, _ = bare(kind)
+    return base is Secret or any(is_secret(arg) for arg in typing.get_args(base) if arg is not ...)
 
 
 def show(value: object) -> str:
@@ -226,8 +226,8 @@ def bare(kind: object) -> tuple[object, bool]:
     kind = unaliased(kind)
     if not is_union(kind) or type(None) not in (members := typing.get_args(kind)):
         return kind, False
-    rest = tuple(member for member in members if member is not type(None))
-    return typing.Union[rest], True  # noqa: UP007  # of a tuple known only now
+    remaining = tuple(member for member in members if member is not type(None))
+    return typing.Union[remaining], True  # noqa: UP007  # of a tuple known only now
 
 
 def items(kind: object) -> tuple[object, Callable[..., object]]:
@@ -262,13 +262,13 @@ def _is_of(value: object, kind: object) -> bool:
 
 def type_text(kind: object) -> str:
     """Return the type in a few words, for reference tables."""
-    wanted, optional = bare(kind)
-    if values := choices(wanted):
+    base, optional = bare(kind)
+    if values := choices(base):
         text = "|".join(map(show, values))
-    elif is_list(wanted):
-        text = f"list of {type_text(items(wanted)[0])}"
-    elif is_map(wanted):
-        text = f"map of {type_text(items(wanted)[0])}"
+    elif is_list(base):
+        text = f"list of {type_text(items(base)[0])}"
+    elif is_map(base):
+        text = f"map of {type_text(items(base)[0])}"
     else:
-        text = type_name(wanted).lower()
+        text = type_name(base).lower()
     return f"{text}, optional" if optional else text

@@ -78,9 +78,9 @@ class Changes(Generic[Key, Row]):
             raise error
         batch = []
         for key, (old, revision) in self._pending.items():
-            row, at = rows.get(key, (None, revision))
+            row, row_revision = rows.get(key, (None, revision))
             if old != row:
-                batch.append(Change(key, old, row, at))
+                batch.append(Change(key, old, row, row_revision))
         self._pending.clear()
         if self._returned:
             batch = self._with_returned(batch)

@@ -89,13 +89,13 @@ class TableCore(Rows[Key, Row]):
         Its cost, and that of writes while it exists, does not depend on the size of the table.
         """
         rows = self._current()
-        held = self._snapshot() if self._snapshot is not None else None
-        if held is None or held.revision != self._revision:
+        snapshot = self._snapshot() if self._snapshot is not None else None
+        if snapshot is None or snapshot.revision != self._revision:
             if self._undo_log is None:
                 self._undo_log = UndoLog()
-            held = Snapshot(self.name, rows, self._revision, self._specs, self._undo_log)
-            self._snapshot = ref(held)
-        return held
+            snapshot = Snapshot(self.name, rows, self._revision, self._specs, self._undo_log)
+            self._snapshot = ref(snapshot)
+        return snapshot
 
     def changes(self, since: int = 0, *, only: Only[Key, Row] | None = None) -> Changes[Key, Row]:
         """Watch the table: batches of changes, beginning with all that is newer than revision `since`.
@@ -131,16 +131,16 @@ class TableCore(Rows[Key, Row]):
 
         Changes of other keys do not wake it. A deletion does not end the wait, as a new row may come.
         """
-        found = self.get(key)
-        while found is None or (until is not None and not until(found)):
-            found = await self._key_waits().changed(key, found)
-        return found
+        row = self.get(key)
+        while row is None or (until is not None and not until(row)):
+            row = await self._key_waits().changed(key, row)
+        return row
 
     async def wait_removed(self, key: Key) -> None:
         """Wait until there is no row with this key."""
-        found = self.get(key)
-        while found is not None:
-            found = await self._key_waits().changed(key, found)
+        row = self.get(key)
+        while row is not None:
+            row = await self._key_waits().changed(key, row)
 
     async def wait_changed(self, key: Key, seen: Row | None) -> Row | None:
         """Wait until the row with this key differs from `seen`.
@@ -211,7 +211,7 @@ class TableCore(Rows[Key, Row]):
         listeners[number] = ref(listener, lambda _: listeners.pop(number, None))
 
     def _listening(self) -> list[Listener]:
-        return [found for reference in self._listeners.values() if (found := reference()) is not None]
+        return [listener for reference in self._listeners.values() if (listener := reference()) is not None]
 
     def _commit(self, writes: Mapping[Key, Row | None]) -> None:
         """Write all new rows, or raise and write nothing."""

@@ -32,7 +32,7 @@ def unfrozen_rows(hint: object) -> str | None:
     """Why rows of a table with this hint, as ``Table[str, Pod]``, may change; None for rows of any type."""
     for row in typing.get_args(hint)[1:]:
         kinds = typing.get_args(row) if is_union(row) else (row,)
-        for kind in (origin_class(one) for one in kinds):
+        for kind in (origin_class(member) for member in kinds):
             if isinstance(kind, type) and kind not in _ANY and (why := unfrozen(kind)) is not None:
                 return why
     return None

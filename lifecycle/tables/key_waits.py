@@ -48,10 +48,10 @@ class KeyWaits(Generic[Key, Row]):
         try:
             await event.wait()
         finally:
-            held, waiters = self._events.get(key, (event, 0))
-            if held is event and waiters > 1:
+            current, waiters = self._events.get(key, (event, 0))
+            if current is event and waiters > 1:
                 self._events[key] = event, waiters - 1
-            elif held is event:
+            elif current is event:
                 self._events.pop(key, None)
             if not self._events:
                 self._listener = None  # ends the registration as a listener

@@ -26,13 +26,13 @@ class RateLimit(msgspec.Struct, frozen=True):
 class TokenBucket:
     """The tokens of a rate limit: each call takes one, time adds them."""
 
-    __slots__ = ("_at", "_burst", "_interval", "_tokens")
+    __slots__ = ("_burst", "_filled_at", "_interval", "_tokens")
 
     def __init__(self, limit: RateLimit) -> None:
         self._interval = limit.per / limit.calls
         self._burst = limit.burst
         self._tokens = float(limit.burst)
-        self._at = -math.inf
+        self._filled_at = -math.inf
 
     def pause(self) -> float:
         """Seconds until the next call is allowed; 0 if it is allowed now."""
@@ -47,5 +47,5 @@ class TokenBucket:
 
     def _fill(self) -> None:
         now = anyio.current_time()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._interval)
-        self._at = now
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) / self._interval)
+        self._filled_at = now

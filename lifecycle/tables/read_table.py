@@ -252,8 +252,8 @@ class Incremental(_Following[Key, Row]):
         writes, remember = self._plan(self.name, *self._inputs)
         self._replace(writes)
         remember()
-        for one in self._inputs:
-            one.clear()
+        for source in self._inputs:
+            source.clear()
 
 
 class Derived(_Following[Key, Row]):
@@ -281,9 +281,9 @@ class Derived(_Following[Key, Row]):
         self.wake()
 
     def _refresh(self) -> None:
-        wanted = self._fn(*(source.all() for source in self._sources))
-        writes: dict[Key, Row | None] = dict.fromkeys(key for key in self._rows if key not in wanted)
-        writes.update(wanted)
+        desired = self._fn(*(source.all() for source in self._sources))
+        writes: dict[Key, Row | None] = dict.fromkeys(key for key in self._rows if key not in desired)
+        writes.update(desired)
         self._replace(writes)
 
 

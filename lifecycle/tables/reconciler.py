@@ -298,9 +298,9 @@ class Reconciler(Generic[Key, Row]):
         began, statistics = time.perf_counter(), self.statistics
         try:
             may_drop = self._may_drop
-            held = await self._target.observe()
+            actual = await self._target.observe()
             self._take()
-            await self._compare(held, self._source.snapshot(), may_drop=may_drop)
+            await self._compare(actual, self._source.snapshot(), may_drop=may_drop)
         except BaseException as error:
             self._sweep_due = -math.inf
             statistics.failed_sweeps += isinstance(error, Exception)
@@ -310,30 +310,30 @@ class Reconciler(Generic[Key, Row]):
         self._sweep_error, self._sweep_failures = None, 0
         self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
 
-    async def _compare(self, held: Mapping[Key, Any], rows: Snapshot[Key, Row], *, may_drop: bool) -> None:
+    async def _compare(self, actual: Mapping[Key, Any], rows: Snapshot[Key, Row], *, may_drop: bool) -> None:
         """Replace the work by the differences; drops that are not yet allowed wait for a later sweep.
 
         In slices: ``rows`` is a snapshot. What changes meanwhile arrives as a later change, or is written
         through: then refused objects stay work.
         """
         work: dict[Key, _Work] = {}
-        known, matches = self._work, self._target.matches
-        before = set(known)
+        previous, matches = self._work, self._target.matches
+        before = set(previous)
         time_slice = TimeSlice()
-        for some in _parts(rows, STEP):
-            for each, row, _ in some:
-                if each not in held or not matches(row, held[each]):
-                    work[each] = known.get(each) or _Work()
+        for part in _parts(rows, STEP):
+            for key, row, _ in part:
+                if key not in actual or not matches(row, actual[key]):
+                    work[key] = previous.get(key) or _Work()
             await time_slice.pause()
         present = rows.keys()
-        for over in _parts(list(held) if may_drop else [], STEP):
-            work |= {each: known.get(each) or _Work() for each in over if each not in present}
+        for keys in _parts(list(actual) if may_drop else [], STEP):
+            work |= {key: previous.get(key) or _Work() for key in keys if key not in present}
             await time_slice.pause()
         if self._pruned:
             self.statistics.drift += sum(key not in self._work for key in work)
-        work |= {key: one for key, one in self._work.items() if key not in before}
-        for one in work.values():
-            one.due = -math.inf
+        work |= {key: item for key, item in self._work.items() if key not in before}
+        for item in work.values():
+            item.due = -math.inf
         self._work = work
         self._swept = True
         self._pruned |= may_drop
@@ -341,13 +341,13 @@ class Reconciler(Generic[Key, Row]):
         self._wake_waiters()
 
     async def _note_compared(self, rows: Snapshot[Key, Row]) -> None:
-        now, known, present = time.time(), self._statuses, rows.keys()
+        now, status_table, present = time.time(), self._statuses, rows.keys()
         time_slice = TimeSlice()
         noted = [] if self._write_through else [*present]
         for keys in _parts([*noted, *(key for key in self._work if key not in present)], NOTED):
-            with known.txn() as statuses:
+            with status_table.txn() as statuses:
                 for key in keys:
-                    work, status = self._work.get(key), known.get(key)
+                    work, status = self._work.get(key), status_table.get(key)
                     if work is None:
                         action: Action = "put"
                         state: State = "done"
@@ -358,8 +358,8 @@ class Reconciler(Generic[Key, Row]):
                     if status is None or status.state != state or status.action != action:
                         statuses.put(ObjectStatus(key, action, state, now))
             await time_slice.pause()
-        for keys in _parts(list(known.keys()), NOTED):
-            with known.txn() as statuses:
+        for keys in _parts(list(status_table.keys()), NOTED):
+            with status_table.txn() as statuses:
                 for key in keys:
                     if key not in self._work and (self._write_through or key not in present):
                         statuses.delete(key)
@@ -473,6 +473,6 @@ def _key_of(status: ObjectStatus) -> Any:
 
 
 def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    rest = iter(items)
-    while part := list(islice(rest, size)):
+    remaining = iter(items)
+    while part := list(islice(remaining, size)):
         yield part

@@ -30,15 +30,15 @@ class Tables:
 
         They stay registered as long as another object references them.
         """
-        self._added = [known for known in self._added if known() is not None]
+        self._added = [reference for reference in self._added if reference() is not None]
         self._added.extend(map(ref, tables))
 
     def all(self) -> list[ReadTable[Any, Any]]:
         """Return all tables, sorted by name."""
-        found = {id(one): one for one in self._built() if isinstance(one, ReadTable)}
-        added = (known() for known in self._added)
-        found |= {id(one): one for one in added if one is not None}
-        return sorted(found.values(), key=lambda table: table.name)
+        by_id = {id(table): table for table in self._built() if isinstance(table, ReadTable)}
+        added = (reference() for reference in self._added)
+        by_id |= {id(table): table for table in added if table is not None}
+        return sorted(by_id.values(), key=lambda table: table.name)
 
     def get(self, name: str) -> ReadTable[Any, Any]:
         """Return the table with this name.
@@ -46,11 +46,13 @@ class Tables:
         Raises LookupError with the existing names, or if two tables have the name.
         """
         tables = self.all()
-        found = [table for table in tables if table.name == name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise LookupError(f"{len(found)} tables are named {name}: give them names of their own")
+        matches = [table for table in tables if table.name == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise LookupError(f"{len(matches)} tables are named {name}: give them names of their own")
         names = [table.name for table in tables]
-        there = f"are: {', '.join(names) or 'none'}" if len(names) <= _LISTED else f"are {len(names)} others"
-        raise LookupError(f"no table is named {name}{suggestion(name, names) or f'; there {there}'}")
+        existing = (
+            f"are: {', '.join(names) or 'none'}" if len(names) <= _LISTED else f"are {len(names)} others"
+        )
+        raise LookupError(f"no table is named {name}{suggestion(name, names) or f'; there {existing}'}")

@@ -41,8 +41,8 @@ class Rows(ABC, Generic[Key, Row]):
 
     def get(self, key: Key) -> Row | None:
         """Return the row with this key."""
-        found = self._current().get(key)
-        return found[0] if found else None
+        entry = self._current().get(key)
+        return entry[0] if entry else None
 
     def all(self) -> list[Row]:
         """Return all rows, least recently changed first."""
@@ -65,10 +65,10 @@ class Rows(ABC, Generic[Key, Row]):
     def by(self, index: str) -> Index[Key, Row]:
         """Return the rows by the values of an index. Raises LookupError for an unknown index."""
         self._current()
-        if (found := self._index(index)) is None:
-            known = ", ".join(self._specs) or "none"
-            raise LookupError(f"table {self.name} has no index {index!r}; it has: {known}")
-        return found
+        if (result := self._index(index)) is None:
+            names = ", ".join(self._specs) or "none"
+            raise LookupError(f"table {self.name} has no index {index!r}; it has: {names}")
+        return result
 
     def sorted_by(self, index: str) -> "SortedIndex[Key, Row]":
         """Return the rows in the order of a Sorted index: ranges and prefixes.
@@ -77,19 +77,19 @@ class Rows(ABC, Generic[Key, Row]):
         """
         from lifecycle.tables.indexes.ordered import SortedIndex
 
-        found = self.by(index)
-        if not isinstance(found, SortedIndex):
+        result = self.by(index)
+        if not isinstance(result, SortedIndex):
             raise self._other_kind(index, "Sorted")
-        return found
+        return result
 
     def lpm(self, index: str) -> "LPMIndex[Key, Row]":
         """Return the rows by the IP prefixes of an LPM index. Raises LookupError for other indexes."""
         from lifecycle.tables.indexes.lpm import LPMIndex
 
-        found = self.by(index)
-        if not isinstance(found, LPMIndex):
+        result = self.by(index)
+        if not isinstance(result, LPMIndex):
             raise self._other_kind(index, "LPM")
-        return found
+        return result
 
     def _other_kind(self, index: str, kind: str) -> LookupError:
         return LookupError(

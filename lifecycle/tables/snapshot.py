@@ -141,11 +141,11 @@ class Snapshot(Rows[Key, Row]):
 
     def get(self, key: Key) -> Row | None:
         """Return the row with this key."""
-        found = self._found(key)
-        return None if found is None else found[0]
+        entry = self._entry(key)
+        return None if entry is None else entry[0]
 
     def __contains__(self, key: Key) -> bool:
-        return self._found(key) is not None
+        return self._entry(key) is not None
 
     def __iter__(self) -> Iterator[tuple[Key, Row, int]]:
         """As items(), one by one: for work in slices with pauses between them."""
@@ -157,8 +157,8 @@ class Snapshot(Rows[Key, Row]):
 
     def item(self, key: Key) -> tuple[Key, Row, int] | None:
         """Return the row with this key, as items() returns it."""
-        found = self._found(key)
-        return None if found is None else (key, *found)
+        entry = self._entry(key)
+        return None if entry is None else (key, *entry)
 
     def changed_since(self, older: "Snapshot[Key, Row]") -> list[Key]:
         """Return the keys that were added, changed or deleted since an older snapshot of the same table.
@@ -167,25 +167,25 @@ class Snapshot(Rows[Key, Row]):
         """
         segment = older._segment  # noqa: SLF001  # of the same class, as below
         if segment is None or self._segment is None:
-            then, now = older._current(), self._current()  # noqa: SLF001
-            changed = [key for key, row in now.items() if row is not then.get(key)]
-            return changed + [key for key in then if key not in now]
+            before, now = older._current(), self._current()  # noqa: SLF001
+            changed = [key for key, row in now.items() if row is not before.get(key)]
+            return changed + [key for key in before if key not in now]
         keys: dict[Key, None] = {}
         while segment is not None and segment is not self._segment:
             keys |= dict.fromkeys(segment.undo)
             segment = segment.newer
-        return [key for key in keys if self._found(key) is not older._found(key)]  # noqa: SLF001
+        return [key for key in keys if self._entry(key) is not older._entry(key)]  # noqa: SLF001
 
-    def _found(self, key: Key) -> tuple[Row, int] | None:
+    def _entry(self, key: Key) -> tuple[Row, int] | None:
         if self._copy is not None:
             return self._copy.get(key)
         segment = self._segment
-        found = self._rows.get(key)  # read before the undo log, since a write appends to that first
+        entry = self._rows.get(key)  # read before the undo log, since a write appends to that first
         while segment is not None:
             if key in segment.undo:
                 return segment.undo[key]
             segment = segment.newer
-        return found
+        return entry
 
     def _current(self) -> Stored[Key, Row]:
         if self._copy is None:
@@ -206,8 +206,8 @@ class Snapshot(Rows[Key, Row]):
         if undo:
             for key in undo:
                 rows.pop(key, None)
-            then = [(key, row) for key, row in undo.items() if row is not None]
-            rows = dict(sorted([*rows.items(), *then], key=_revision))
+            restored = [(key, row) for key, row in undo.items() if row is not None]
+            rows = dict(sorted([*rows.items(), *restored], key=_revision))
         return rows
 
     def _index(self, name: str) -> Index[Key, Row] | None:

@@ -15,20 +15,20 @@ Row = TypeVar("Row")
 class Snapshots:
     """Snapshots of several tables at the same moment: ``seen[pods]`` is the Snapshot of the table `pods`."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_snapshots",)
 
     def __init__(self, tables: Iterable[ReadTable[Any, Any]]) -> None:
-        self._held = {id(table): (table, table.snapshot()) for table in tables}
+        self._snapshots = {id(table): (table, table.snapshot()) for table in tables}
 
     def __getitem__(self, table: ReadTable[Key, Row]) -> Snapshot[Key, Row]:
         """Return the snapshot of this table.
 
         Raises LookupError for a table that was not passed to snapshot().
         """
-        if (found := self._held.get(id(table))) is None:
-            known = ", ".join(held.name for held, _ in self._held.values())
-            raise LookupError(f"table {table.name} is not in this snapshot; it is of: {known or 'no table'}")
-        return found[1]
+        if (entry := self._snapshots.get(id(table))) is None:
+            names = ", ".join(member.name for member, _ in self._snapshots.values())
+            raise LookupError(f"table {table.name} is not in this snapshot; it is of: {names or 'no table'}")
+        return entry[1]
 
 
 def snapshot(*tables: ReadTable[Any, Any]) -> Snapshots:

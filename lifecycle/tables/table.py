@@ -124,12 +124,12 @@ class Transactions:
 
     def __getitem__(self, table: "Table[Key, Row]") -> Transaction[Key, Row]:
         """Return the transaction of a table. Raises LookupError if it was not passed to transaction()."""
-        if (found := self._all.get(id(table))) is None:
-            known = ", ".join(one.name for one, _ in self._all.values())
+        if (entry := self._all.get(id(table))) is None:
+            names = ", ".join(member.name for member, _ in self._all.values())
             raise LookupError(
-                f"table {table.name} is not in this transaction; it is of: {known or 'no table'}"
+                f"table {table.name} is not in this transaction; it is of: {names or 'no table'}"
             )
-        return found[1]
+        return entry[1]
 
     def __enter__(self) -> "Transactions":
         for table, _ in self._all.values():
@@ -212,7 +212,7 @@ class Table(ReadTable[Key, Row]):
         """
         if _returning.get():
             # drop the one from before the module was disabled
-            self._pending = {one for one in self._pending if one.name != name}
+            self._pending = {pending for pending in self._pending if pending.name != name}
         if self._event is not None and self._event.is_set():
             if not _returning.get():
                 raise RuntimeError(

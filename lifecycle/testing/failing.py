@@ -139,9 +139,11 @@ class _Trial:
             raise AssertionError(
                 f"it failed to {'stop' if phase == 'start' else 'start'}: {raised}"
             ) from raised
-        found = list(leaves(raised))
-        asked = phase == "interrupt" and all(isinstance(one, ShutdownRequestedError) for one in found)
-        if found != [self.error] and not asked:
+        errors = list(leaves(raised))
+        interrupted = phase == "interrupt" and all(
+            isinstance(error, ShutdownRequestedError) for error in errors
+        )
+        if errors != [self.error] and not interrupted:
             raise AssertionError(f"other errors came with it: {raised}") from raised
         started = {event.node for event in self.recorder.events if event.phase == "start"}
         if phase == "start" and self.number is not None:

@@ -14,10 +14,12 @@ T = TypeVar("T")
 
 
 @overload
-def fake(kind: type[T], /, **given: object) -> T: ...
+def fake(kind: type[T], /, **attributes: object) -> T: ...
 @overload
-def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # for Protocols, as type checkers see them
-def fake(kind: object, /, **given: object) -> object:
+def fake(
+    kind: Callable[..., T], /, **attributes: object
+) -> T: ...  # for Protocols, as type checkers see them
+def fake(kind: object, /, **attributes: object) -> object:
     """Return a fake of a type with these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
 
     Pass it to replace(). A function implements a method, also an asynchronous one. Other methods raise
@@ -28,13 +30,13 @@ def fake(kind: object, /, **given: object) -> object:
     if cls is None:
         raise TypeError(f"{name} is not a class: there is nothing a fake of it could do")
     promised = members(cls)
-    if unknown := [member for member in given if member not in promised]:
+    if unknown := [member for member in attributes if member not in promised]:
         raise TypeError(f"{name} has no {' and no '.join(unknown)}")
     made = type(f"Fake{name}", (), {"__module__": __name__})()
-    for member, wanted in promised.items():
-        function = getattr(wanted, "__func__", wanted)
-        if member in given:
-            value = given[member]
+    for member, original in promised.items():
+        function = getattr(original, "__func__", original)
+        if member in attributes:
+            value = attributes[member]
             setattr(made, member, _as_async(value) if _needs_async(function, value) else value)
         elif inspect.isfunction(function):
             setattr(made, member, _refusing(f"{name}.{member}", function))
@@ -45,27 +47,27 @@ def fake(kind: object, /, **given: object) -> object:
     return made
 
 
-def _needs_async(wanted: object, given: object) -> bool:
+def _needs_async(original: object, replacement: object) -> bool:
     return (
-        inspect.iscoroutinefunction(wanted)
-        and inspect.isroutine(given)
-        and not inspect.iscoroutinefunction(given)
+        inspect.iscoroutinefunction(original)
+        and inspect.isroutine(replacement)
+        and not inspect.iscoroutinefunction(replacement)
     )
 
 
-def _as_async(given: Any) -> Callable[..., Any]:
-    @functools.wraps(given)
+def _as_async(function: Any) -> Callable[..., Any]:
+    @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return given(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call
 
 
-def _refusing(name: str, wanted: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError(f"{name} was called, which this fake was not given")
 
     async def refuse_later(*_: Any, **__: Any) -> NoReturn:
         refuse()
 
-    return refuse_later if inspect.iscoroutinefunction(wanted) else refuse
+    return refuse_later if inspect.iscoroutinefunction(original) else refuse

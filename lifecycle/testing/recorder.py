@@ -78,7 +78,7 @@ class Recorder:
 
         Raises AssertionError with every pair that is not so or that names an unknown hook.
         """
-        if wrong := [text for first, then in pairs if (text := self._order_fault(first, then))]:
+        if wrong := [text for first, second in pairs if (text := self._order_fault(first, second))]:
             raise AssertionError("\n- ".join((f"not in order (seed {self._seed}):", *wrong)))
 
     def assert_clean(self) -> None:
@@ -116,22 +116,22 @@ class Recorder:
         """Record a phase of a hook."""
         self.events.append(Event(phase, node.name, node))
 
-    def _order_fault(self, first: object, then: object) -> str | None:
+    def _order_fault(self, first: object, second: object) -> str | None:
         ends = self._numbers(first, {"started", "mark"})
-        begins = self._numbers(then, {"start", "mark"})
-        for thing, found in ((first, ends), (then, begins)):
-            if not found:
-                return f"{_name(thing)} never started; what did: {', '.join(self.order()) or 'nothing'}"
+        begins = self._numbers(second, {"start", "mark"})
+        for subject, numbers in ((first, ends), (second, begins)):
+            if not numbers:
+                return f"{_name(subject)} never started; what did: {', '.join(self.order()) or 'nothing'}"
         if max(ends) < min(begins):
             return None
         early, late = self.events[min(begins)], self.events[max(ends)]
-        return f"{_name(first)} before {_name(then)}: {early} came before {late}"
+        return f"{_name(first)} before {_name(second)}: {early} came before {late}"
 
-    def _numbers(self, thing: object, phases: set[Phase]) -> list[int]:
+    def _numbers(self, subject: object, phases: set[Phase]) -> list[int]:
         return [
             number
             for number, event in enumerate(self.events)
-            if event.phase in phases and _fits(event, thing)
+            if event.phase in phases and _fits(event, subject)
         ]
 
 
@@ -148,15 +148,15 @@ def _unclean(
             yield f"{node} stopped before {user}, which needs it"
 
 
-def _fits(event: Event, thing: object) -> bool:
+def _fits(event: Event, subject: object) -> bool:
     if event.node is None:
-        return thing == event.hook
+        return subject == event.hook
     owner = event.node.owner
-    return thing in (event.hook, event.node.module, owner.key) or thing is owner.call
+    return subject in (event.hook, event.node.module, owner.key) or subject is owner.call
 
 
-def _name(thing: object) -> str:
-    return repr(thing) if isinstance(thing, str) else type_name(thing)
+def _name(subject: object) -> str:
+    return repr(subject) if isinstance(subject, str) else type_name(subject)
 
 
 class _Recorded:

@@ -51,15 +51,15 @@ class _Contributed:
     """The commands of the hive's cells, and those of every hive."""
 
     def __init__(self, commands: list[Member[Commands]]) -> None:
-        self.commands = [one for some in commands for one in some]
+        self.commands = [command for contributed in commands for command in contributed]
 
 
 def scripts(folder: Path | str) -> list[Path]:
     """Return the pages in a folder and below, by name. Raises FileNotFoundError if there are none."""
-    found = sorted(Path(folder).rglob("*.txtar"))
-    if not found:
+    pages = sorted(Path(folder).rglob("*.txtar"))
+    if not pages:
         raise FileNotFoundError(f"{folder}: no page is called *.txtar")
-    return found
+    return pages
 
 
 async def run_script(
@@ -122,21 +122,21 @@ async def _state(directory: Path, *, virtual_time: bool) -> AsyncIterator[State]
 
 
 def _engine(hive: Hive) -> Engine:
-    async def start(_state: State, _given: Arguments) -> None:
+    async def start(_state: State, _arguments: Arguments) -> None:
         try:
             await hive.start()
         except (HiveError, RuntimeError) as error:
             raise CommandError(str(error)) from error
 
-    async def stop(_state: State, _given: Arguments) -> None:
+    async def stop(_state: State, _arguments: Arguments) -> None:
         await hive.stop()
 
-    found = [
+    commands = [
         *builtin(),
         *hive.get(_Contributed).commands,
         *write_commands(hive),
         Command("hive/start", "Start the hive", start),
         Command("hive/stop", "Stop the hive", stop),
     ]
-    engine = Engine([*found, help_command(lambda: engine.commands)])
+    engine = Engine([*commands, help_command(lambda: engine.commands)])
     return engine

@@ -59,7 +59,7 @@ class Simulation:
         """Turns of the event loop in the last run()."""
         self.events: list[str] = []
         """The notes of note(), for messages and for comparing two runs."""
-        self._at: dict[int, Callable[[], object]] = {}
+        self._calls_at: dict[int, Callable[[], object]] = {}
         self._dead: list[_Loop] = []
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]], *, crash: bool = False) -> T | None:
@@ -69,8 +69,8 @@ class Simulation:
         even ``finally``; then the result is None. Raises its error, and StuckError.
         """
         crash_at = self.random.randrange(2 ** self.random.randrange(1, 12)) + 1 if crash else 0
-        loop = _Loop(self.random, crash_at, self._at)
-        self._at, self.crashed, clean = {}, False, False
+        loop = _Loop(self.random, crash_at, self._calls_at)
+        self._calls_at, self.crashed, clean = {}, False, False
         try:
             with _randomness(self.random.random()), _calls_inline(self.random):
                 result = loop.run_until_complete(main())
@@ -90,7 +90,7 @@ class Simulation:
 
     def at(self, turn: int, call: Callable[[], object]) -> None:
         """Call a function before a turn of the loop of the next run(): a signal, a request, a fault."""
-        self._at[turn] = call
+        self._calls_at[turn] = call
 
     def chance(self, probability: float = 0.1) -> bool:
         """Return True with this probability, for example to lose a message."""
@@ -143,13 +143,15 @@ class _Loop(asyncio.SelectorEventLoop):
     _ready: Any
     _scheduled: Any
 
-    def __init__(self, choices: random.Random, crash_at: int, at: dict[int, Callable[[], object]]) -> None:
+    def __init__(
+        self, choices: random.Random, crash_at: int, calls_at: dict[int, Callable[[], object]]
+    ) -> None:
         self._nanoseconds = 0
         super().__init__(_Selector(self))
         self._choices = choices
         self._crash_at = crash_at
-        self._at = at
-        self._held: list[asyncio.Handle] = []
+        self._calls_at = calls_at
+        self._delayed: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._clock_resolution = 1e-9
         self.turns = 0
@@ -209,16 +211,18 @@ class _Loop(asyncio.SelectorEventLoop):
         self.turns += 1
         if self.turns == self._crash_at:
             raise _CrashError
-        if (call := self._at.pop(self.turns, None)) is not None:
+        if (call := self._calls_at.pop(self.turns, None)) is not None:
             call()
         self._shuffle()
         super()._run_once()  # type: ignore[misc]  # asyncio's own
 
     def _shuffle(self) -> None:
         """Reorder the ready tasks, and let some of them wait."""
-        handles = [*self._ready, *self._held]
-        self._held = []
-        steps = {number: task for number, one in enumerate(handles) if (task := _task_of(one)) is not None}
+        handles = [*self._ready, *self._delayed]
+        self._delayed = []
+        steps = {
+            number: task for number, handle in enumerate(handles) if (task := _task_of(handle)) is not None
+        }
         if len(steps) < 2:
             self._ready.clear()
             self._ready.extend(handles)
@@ -234,7 +238,7 @@ class _Loop(asyncio.SelectorEventLoop):
                 self._ready.append(next(order))
             elif number not in steps:
                 self._ready.append(handle)
-        self._held = list(order)
+        self._delayed = list(order)
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any
@@ -259,10 +263,10 @@ class _Selector(selectors.PollSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(0)
-        if not found and (timeout is None or timeout > 0):
+        events = super().select(0)
+        if not events and (timeout is None or timeout > 0):
             self._loop.advance_to_next_timer()
-        return found
+        return events
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:

@@ -86,32 +86,32 @@ class Trace:
             self._apply(hive, [moment])
 
     def _apply(self, hive: Hive, moments: Sequence[Sequence[TraceLine]]) -> None:
-        there = self._matching_tables(hive)
-        with transaction(*there.values()) as rows:
+        tables = self._matching_tables(hive)
+        with transaction(*tables.values()) as rows:
             for line in itertools.chain.from_iterable(moments):
-                if (table := there.get(line.table)) is None:
+                if (table := tables.get(line.table)) is None:
                     continue
-                kind, known = row_type(hive, table), {}
+                kind, keys = row_type(hive, table), {}
                 if line.delete:
-                    known = {text(plain(key)): key for key in table.keys()}  # noqa: SIM118  # of a table, no dict
+                    keys = {text(plain(key)): key for key in table.keys()}  # noqa: SIM118  # of a table, no dict
                 try:
                     for row in line.put:
                         rows[table].put(decoded(row, kind))
                 except ValueError as error:
                     raise ValueError(f"table {line.table}: a row of the trace: {error}") from None
                 for key in line.delete:
-                    if (found := known.get(text(key))) is not None:
-                        rows[table].delete(found)
+                    if (row_key := keys.get(text(key))) is not None:
+                        rows[table].delete(row_key)
 
     def _matching_tables(self, hive: Hive) -> Mapping[str, Table[Any, Any]]:
         """Return the tables of the trace that the hive has."""
-        known = {table.name for table in hive.tables.all()}
+        names = {table.name for table in hive.tables.all()}
         try:
-            found = {name: writable(hive, name) for name in self.tables if name in known}
-            for table in found.values():
+            tables = {name: writable(hive, name) for name in self.tables if name in names}
+            for table in tables.values():
                 row_type(hive, table)
         except CommandError as error:
             raise LookupError(str(error)) from None
-        if not found:
+        if not tables:
             raise LookupError(f"{hive.name} has none of the tables of the trace: {', '.join(self.tables)}")
-        return found
+        return tables

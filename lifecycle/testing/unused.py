@@ -31,9 +31,9 @@ def _unread(node: Constructor) -> Iterator[str]:
         return
     read = set(_read(function.__code__))
     yield from (
-        one.name
-        for one in node.parameters
-        if not one.ordering and one.name != "self" and one.name not in read
+        parameter.name
+        for parameter in node.parameters
+        if not parameter.ordering and parameter.name != "self" and parameter.name not in read
     )
 
 

@@ -45,17 +45,17 @@ def builtin() -> list[Command]:
 def help_command(commands: Callable[[], Mapping[str, Command]]) -> Command:
     """``help``: lists commands, and shows the usage of one."""
 
-    async def show(state: State, given: Arguments) -> None:
-        known = commands()
-        if not given.words:
-            width = max(map(len, known))
-            for name, command in known.items():
+    async def show(state: State, arguments: Arguments) -> None:
+        available = commands()
+        if not arguments.words:
+            width = max(map(len, available))
+            for name, command in available.items():
                 await state.print(f"{name:{width}}  {command.summary}")
             return
-        for name in given.words:
-            if (found := known.get(name)) is None:
-                raise CommandError(f"{name}: no such command{suggestion(name, known)}")
-            await state.print("\n".join(_page(found)))
+        for name in arguments.words:
+            if (requested := available.get(name)) is None:
+                raise CommandError(f"{name}: no such command{suggestion(name, available)}")
+            await state.print("\n".join(_page(requested)))
 
     flag = Flag("verbose", "Accepted for those who are used to it", "switch", short="v")
     return Command("help", "List the commands, or explain some", show, "[command...]", (flag,))
@@ -73,30 +73,33 @@ def _page(command: Command) -> list[str]:
 _COUNT = Flag("count", "Expect so many lines", default="")
 
 
-async def _cat(state: State, given: Arguments) -> None:
-    for name in given.words:
+async def _cat(state: State, arguments: Arguments) -> None:
+    for name in arguments.words:
         if text := state.text_of(name):
             await state.print(text)
 
 
-async def _cmp(state: State, given: Arguments) -> None:
-    one, other = given.words
-    is_, wanted = state.text_of(one), state.text_of(other)
-    if is_ == wanted:
+async def _cmp(state: State, arguments: Arguments) -> None:
+    actual_name, expected_name = arguments.words
+    actual, expected = state.text_of(actual_name), state.text_of(expected_name)
+    if actual == expected:
         return
-    if state.updates and other not in {"stdout", "stderr"}:
-        state.goldens[other] = is_
+    if state.updates and expected_name not in {"stdout", "stderr"}:
+        state.goldens[expected_name] = actual
         return
     import difflib  # imported only for errors
 
-    lines = difflib.unified_diff(wanted.splitlines(), is_.splitlines(), other, one, lineterm="")
+    lines = difflib.unified_diff(
+        expected.splitlines(), actual.splitlines(), expected_name, actual_name, lineterm=""
+    )
     raise CommandError(
-        f"{one} and {other} differ" + ("" if given.flags["quiet"] else "\n" + "\n".join(lines))
+        f"{actual_name} and {expected_name} differ"
+        + ("" if arguments.flags["quiet"] else "\n" + "\n".join(lines))
     )
 
 
-async def _cp(state: State, given: Arguments) -> None:
-    *sources, target = given.words
+async def _cp(state: State, arguments: Arguments) -> None:
+    *sources, target = arguments.words
     place = state.path(target)
     if len(sources) > 1 and not place.is_dir():
         raise CommandError(f"{target}: expected a directory for several files")
@@ -105,21 +108,21 @@ async def _cp(state: State, given: Arguments) -> None:
         (place / name if place.is_dir() else place).write_text(text, encoding="utf-8")
 
 
-async def _echo(state: State, given: Arguments) -> None:
-    await state.print(" ".join(given.words))
+async def _echo(state: State, arguments: Arguments) -> None:
+    await state.print(" ".join(arguments.words))
 
 
-async def _empty(state: State, given: Arguments) -> None:
-    for name in given.words:
+async def _empty(state: State, arguments: Arguments) -> None:
+    for name in arguments.words:
         if text := state.text_of(name):
             raise CommandError(f"{name} is not empty:\n{text.rstrip()}")
 
 
-async def _env(state: State, given: Arguments) -> None:
-    if not given.words:
+async def _env(state: State, arguments: Arguments) -> None:
+    if not arguments.words:
         for name, value in state.variables.items():
             await state.print(f"{name}={value}")
-    for word in given.words:
+    for word in arguments.words:
         name, equals, value = word.partition("=")
         if equals:
             state.variables[name] = value
@@ -129,26 +132,26 @@ async def _env(state: State, given: Arguments) -> None:
             raise CommandError(f"{name}: this variable is not set")
 
 
-async def _exists(state: State, given: Arguments) -> None:
-    for name in given.words:
+async def _exists(state: State, arguments: Arguments) -> None:
+    for name in arguments.words:
         if not state.path(name).exists():
             raise CommandError(f"{name} is not there")
 
 
-async def _grep(state: State, given: Arguments) -> None:
-    pattern, *files = given.words
-    _find(pattern, files[0] if files else "stdout", state, given)
+async def _grep(state: State, arguments: Arguments) -> None:
+    pattern, *files = arguments.words
+    _find(pattern, files[0] if files else "stdout", state, arguments)
 
 
-async def _stdout(state: State, given: Arguments) -> None:
-    _find(given.words[0], "stdout", state, given)
+async def _stdout(state: State, arguments: Arguments) -> None:
+    _find(arguments.words[0], "stdout", state, arguments)
 
 
-async def _stderr(state: State, given: Arguments) -> None:
-    _find(given.words[0], "stderr", state, given)
+async def _stderr(state: State, arguments: Arguments) -> None:
+    _find(arguments.words[0], "stderr", state, arguments)
 
 
-def _find(pattern: str, name: str, state: State, given: Arguments) -> None:
+def _find(pattern: str, name: str, state: State, arguments: Arguments) -> None:
     try:
         expression = re.compile(pattern, re.MULTILINE)
     except re.error as error:
@@ -156,20 +159,20 @@ def _find(pattern: str, name: str, state: State, given: Arguments) -> None:
     text = state.text_of(name)
     lines = [line for line in text.splitlines() if expression.search(line)]
     shown = text.rstrip() or "(nothing)"
-    if wanted := given.flags["count"]:
-        if wanted != str(len(lines)):
-            raise CommandError(f"{len(lines)} lines of {name} match {pattern}, expected {wanted}:\n{shown}")
+    if count := arguments.flags["count"]:
+        if count != str(len(lines)):
+            raise CommandError(f"{len(lines)} lines of {name} match {pattern}, expected {count}:\n{shown}")
     elif not lines:
         raise CommandError(f"no line of {name} matches {pattern}:\n{shown}")
 
 
-async def _mkdir(state: State, given: Arguments) -> None:
-    for name in given.words:
+async def _mkdir(state: State, arguments: Arguments) -> None:
+    for name in arguments.words:
         state.path(name).mkdir(parents=True, exist_ok=True)
 
 
-async def _replace(state: State, given: Arguments) -> None:
-    *pairs, name = given.words
+async def _replace(state: State, arguments: Arguments) -> None:
+    *pairs, name = arguments.words
     if len(pairs) % 2:
         raise CommandError("expected an old and a new text, as often as needed, then the file")
     text = state.text_of(name)
@@ -180,8 +183,8 @@ async def _replace(state: State, given: Arguments) -> None:
     state.path(name).write_text(text, encoding="utf-8")
 
 
-async def _rm(state: State, given: Arguments) -> None:
-    for name in given.words:
+async def _rm(state: State, arguments: Arguments) -> None:
+    for name in arguments.words:
         path = state.path(name)
         if path.is_dir():
             import shutil  # imports three decompressors: 2 ms
@@ -191,13 +194,13 @@ async def _rm(state: State, given: Arguments) -> None:
             path.unlink(missing_ok=True)
 
 
-async def _sleep(state: State, given: Arguments) -> None:
+async def _sleep(state: State, arguments: Arguments) -> None:
     try:
-        pause = float(Duration.parse(given.words[0]))
+        pause = float(Duration.parse(arguments.words[0]))
     except ValueError as error:
-        raise CommandError(f"{given.words[0]}: {error}") from None
+        raise CommandError(f"{arguments.words[0]}: {error}") from None
     await state.sleep(pause)
 
 
-async def _stop(_state: State, given: Arguments) -> None:
-    raise StopScript(" ".join(given.words))
+async def _stop(_state: State, arguments: Arguments) -> None:
+    raise StopScript(" ".join(arguments.words))

@@ -172,20 +172,20 @@ class Command(msgspec.Struct, frozen=True):
 
     def arguments(self, words: Sequence[str]) -> Arguments:
         """Parse words to arguments and flags. Raises CommandError with the usage."""
-        known = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
+        flags = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
         values = {flag.name: flag.default for flag in self.flags}
-        given: list[str] = []
+        positional: list[str] = []
         pending = list(reversed(words))
         while pending:
             word = pending.pop()
             if word == "--":
-                given += reversed(pending)
+                positional += reversed(pending)
                 break
             if not word.startswith("-") or word == "-":
-                given.append(word)
+                positional.append(word)
                 continue
             name, equals, value = word.lstrip("-").partition("=")
-            if (flag := known.get(name)) is None:
+            if (flag := flags.get(name)) is None:
                 raise CommandError(f"{word}: no such flag; usage: {self.usage()}")
             if flag.kind == "switch":
                 if equals and value not in {"true", "false"}:
@@ -197,9 +197,9 @@ class Command(msgspec.Struct, frozen=True):
                 value = pending.pop()
             _check(flag, value)
             values[flag.name] = value
-        if not self._takes(len(given)):
+        if not self._takes(len(positional)):
             raise CommandError(f"usage: {self.usage()}")
-        return Arguments(tuple(given), values)
+        return Arguments(tuple(positional), values)
 
 
 class Commands:

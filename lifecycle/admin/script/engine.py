@@ -73,11 +73,11 @@ class Engine:
             return []
         if beginning.startswith("-"):
             return _flags(command, beginning)
-        given = [word for word in words[1:] if not word.startswith("-")]
-        if words[0] == "help" and not given:
+        arguments = [word for word in words[1:] if not word.startswith("-")]
+        if words[0] == "help" and not arguments:
             return [name for name in self.commands if name.startswith(beginning)]
-        found = command.complete(given, beginning) if command.complete else ()
-        return [word for word in found if word.startswith(beginning)]
+        candidates = command.complete(arguments, beginning) if command.complete else ()
+        return [word for word in candidates if word.startswith(beginning)]
 
     def is_endless(self, text: str) -> bool:
         """Whether the line calls a command that runs until the caller stops it."""
@@ -114,11 +114,11 @@ class Engine:
         command = self.commands.get(name)
         if command is None:  # an error even if the line expects a failure
             raise CommandError(f"{name}: no such command{suggestion(name, self.commands)}")
-        given = command.arguments(words)
+        arguments = command.arguments(words)
         failure: CommandError | None = None
         state.take()
         try:
-            await command.run(state, given)
+            await command.run(state, arguments)
         except CommandError as error:
             failure = error
         except StopScript:
@@ -130,9 +130,9 @@ class Engine:
         printed, checks = state.take(), command.name in _LOOK_BACK
         if not checks:  # commands that check the previous output keep it
             state.stdout, state.stderr = printed, f"{failure}\n" if failure else ""
-        if failure is not None and line.wanted == "success":
+        if failure is not None and line.expected == "success":
             raise failure
-        if failure is None and line.wanted == "failure":
+        if failure is None and line.expected == "failure":
             raise CommandError(f"{name}: it succeeded, and was expected to fail")
 
 
@@ -146,19 +146,19 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
     """Sorted by name. Raises HiveError for a repeated name or one that cannot be typed."""
-    found: dict[str, Command] = {}
-    for one in sorted(commands, key=lambda one: one.name):
-        place = place_of(one.run)
-        if one.name.split() != [one.name]:
+    by_name: dict[str, Command] = {}
+    for command in sorted(commands, key=lambda command: command.name):
+        place = place_of(command.run)
+        if command.name.split() != [command.name]:
             raise HiveError(
-                f"command {one.name!r} at {place}: expected a name without blanks, such as db/show"
+                f"command {command.name!r} at {place}: expected a name without blanks, such as db/show"
             )
-        if (other := found.get(one.name)) is not None:
+        if (earlier := by_name.get(command.name)) is not None:
             raise HiveError(
-                f"command {one.name} at {place}: there is one of this name at {place_of(other.run)}"
+                f"command {command.name} at {place}: there is one of this name at {place_of(earlier.run)}"
             )
-        found[one.name] = one
-    return found
+        by_name[command.name] = command
+    return by_name
 
 
 def _message(name: str, line: Line, error: CommandError, state: State) -> str:

@@ -10,15 +10,15 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Line", "Wanted", "expand", "read", "unfinished"]
+__all__ = ["Expected", "Line", "expand", "read", "unfinished"]
 
-Wanted = Literal["success", "failure", "either"]
+Expected = Literal["success", "failure", "either"]
 
 Piece = tuple[str, bool]
 """A part of a word, and whether variables are expanded in it."""
 
 _PREFIX = re.compile(r"(?P<marks>[!?*]+)(?:\s+|$)")
-_MARKS: dict[str, tuple[Wanted, bool]] = {
+_MARKS: dict[str, tuple[Expected, bool]] = {
     "!": ("failure", False),
     "?": ("either", False),
     "*": ("success", True),
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, frozen=True):
 
     number: int
     text: str
-    wanted: Wanted
+    expected: Expected
     retried: bool
     """Whether its section is repeated until the result is as expected."""
     words: tuple[tuple[Piece, ...], ...]
@@ -46,14 +46,14 @@ def read(text: str, number: int = 1) -> Line | None:
     Raises ValueError for a syntax error.
     """
     rest = text.strip()
-    wanted: Wanted = "success"
+    expected: Expected = "success"
     retried = False
     if (prefix := _PREFIX.match(rest)) is not None:
-        if (known := _MARKS.get(prefix["marks"])) is None:
+        if (meaning := _MARKS.get(prefix["marks"])) is None:
             raise ValueError(
                 f"{prefix['marks']}: expected ! (fails), ? (may fail), * (until it succeeds) or !*"
             )
-        wanted, retried = known
+        expected, retried = meaning
         rest = rest[prefix.end() :]
     words, quoted = _split(rest)
     if quoted:
@@ -62,14 +62,14 @@ def read(text: str, number: int = 1) -> Line | None:
         if prefix is not None:
             raise ValueError(f"{prefix['marks']}: expected a command after it")
         return None
-    return Line(number, text.strip(), wanted, retried, tuple(map(tuple, words)))
+    return Line(number, text.strip(), expected, retried, tuple(map(tuple, words)))
 
 
 def expand(word: tuple[Piece, ...], variables: Mapping[str, str]) -> str:
     """Expand the variables in a word; an unset variable is empty."""
 
-    def value(found: re.Match[str]) -> str:
-        return variables.get(found["braced"] or found["plain"], "")
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match["braced"] or match["plain"], "")
 
     return "".join(_VARIABLE.sub(value, text) if expands else text for text, expands in word)
 

@@ -16,14 +16,14 @@ Value = TypeVar("Value", bound=Hashable)
 class GroupRows(Generic[Key, Row, Value, New]):
     """Applies a function to all rows of each group."""
 
-    __slots__ = ("_by", "_groups", "_into", "_of")
+    __slots__ = ("_by", "_group_of", "_groups", "_into")
 
     def __init__(self, by: Callable[[Row], Value], into: Callable[[Value, list[Row]], New]) -> None:
         self._by = by
         self._into = into
         self._groups: dict[Value, dict[Key, Row]] = {}
         """Group -> key -> row, in the order of the source: least recently changed first."""
-        self._of: dict[Key, Value] = {}  # key of a row -> its group
+        self._group_of: dict[Key, Value] = {}  # key of a row -> its group
 
     def plan(self, table: str, source: Input[Key, Row]) -> Plan[Value, New]:
         """Compute the changed rows. Raises TypeError if the function returns None."""
@@ -32,17 +32,17 @@ class GroupRows(Generic[Key, Row, Value, New]):
         values: dict[Key, Value] = {}
 
         def group(value: Value) -> dict[Key, Row]:
-            if (found := touched.get(value)) is None:
-                found = touched[value] = self._groups.get(value, {}).copy()
-            return found
+            if (members := touched.get(value)) is None:
+                members = touched[value] = self._groups.get(value, {}).copy()
+            return members
 
         for key in source.changed:
-            found = rows.get(key)
-            if (before := self._of.get(key, ABSENT)) is not ABSENT:
+            entry = rows.get(key)
+            if (before := self._group_of.get(key, ABSENT)) is not ABSENT:
                 del group(before)[key]
-            values[key] = value = ABSENT if found is None else by(found[0])
-            if found is not None:
-                group(value)[key] = found[0]
+            values[key] = value = ABSENT if entry is None else by(entry[0])
+            if entry is not None:
+                group(value)[key] = entry[0]
         writes: dict[Value, New | None] = {}
         for value, members in touched.items():
             new = self._into(value, list(members.values())) if members else None
@@ -52,7 +52,7 @@ class GroupRows(Generic[Key, Row, Value, New]):
 
         def remember() -> None:
             _remember(self._groups, touched, is_empty=lambda members: not members)
-            _remember(self._of, values, is_empty=lambda value: value is ABSENT)
+            _remember(self._group_of, values, is_empty=lambda value: value is ABSENT)
 
         return writes, remember
 
@@ -88,13 +88,13 @@ class AggregateRows(Generic[Key, Row, Value, New]):
                 value, row = before
                 count, total = sums.get(value) or self._sums[value]
                 sums[value] = count - 1, self._subtract(total, row)
-            if (found := rows.get(key)) is None:
+            if (entry := rows.get(key)) is None:
                 added[key] = ABSENT
                 continue
-            value = self._by(found[0])
+            value = self._by(entry[0])
             count, total = sums.get(value) or self._sums.get(value) or (0, ABSENT)
-            sums[value] = count + 1, self._add(total if count else self._zero(value), found[0])
-            added[key] = value, found[0]
+            sums[value] = count + 1, self._add(total if count else self._zero(value), entry[0])
+            added[key] = value, entry[0]
         writes: dict[Value, New | None] = {}
         for value, (count, total) in sums.items():
             if total is None and count:
@@ -102,19 +102,21 @@ class AggregateRows(Generic[Key, Row, Value, New]):
             writes[value] = total if count else None
 
         def remember() -> None:
-            _remember(self._sums, sums, is_empty=lambda held: not held[0])
-            _remember(self._added, added, is_empty=lambda one: one is ABSENT)
+            _remember(self._sums, sums, is_empty=lambda sum_: not sum_[0])
+            _remember(self._added, added, is_empty=lambda group: group is ABSENT)
 
         return writes, remember
 
 
-Held = TypeVar("Held")
+Item = TypeVar("Item")
 Name = TypeVar("Name")
 
 
-def _remember(known: dict[Name, Held], news: Mapping[Name, Held], is_empty: Callable[[Held], bool]) -> None:
-    for name, held in news.items():
-        if is_empty(held):
-            known.pop(name, None)
+def _remember(
+    stored: dict[Name, Item], changes: Mapping[Name, Item], is_empty: Callable[[Item], bool]
+) -> None:
+    for name, value in changes.items():
+        if is_empty(value):
+            stored.pop(name, None)
         else:
-            known[name] = held
+            stored[name] = value

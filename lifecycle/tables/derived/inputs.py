@@ -56,10 +56,10 @@ class Input(Generic[Key, Row]):
     def notify(self, changed: Mapping[Key, Any], revision: int) -> None:
         """Record changed keys and wake the follower."""
         del revision
-        if (known := self._changed) is not None:
+        if (pending := self._changed) is not None:
             for key in changed:
-                known.pop(key, None)
-                known[key] = None
+                pending.pop(key, None)
+                pending[key] = None
         self.wake()
 
     def wake(self) -> None:

@@ -15,7 +15,7 @@ New = TypeVar("New")
 class JoinRows(Generic[Key, New]):
     """Joins each row of the left table to its counterpart in the right one."""
 
-    __slots__ = ("_inner", "_into", "_on", "_other", "_users")
+    __slots__ = ("_counterpart_of", "_inner", "_into", "_on", "_users")
 
     def __init__(
         self, into: Callable[[Any, Any], New], on: Callable[[Any], Hashable] | None, *, inner: bool
@@ -23,54 +23,56 @@ class JoinRows(Generic[Key, New]):
         self._into = into
         self._on = on
         self._inner = inner
-        self._other: dict[Key, Hashable] = {}
+        self._counterpart_of: dict[Key, Hashable] = {}
         """Key of a left row -> key of its counterpart, which may be absent. Unused without `on`."""
         self._users: dict[Hashable, dict[Key, None]] = {}
         """Key of a right row -> keys of the left rows joined to it."""
 
     def plan(self, table: str, left: Input[Key, Any], right: Input[Any, Any]) -> Plan[Key, New]:
         """Compute the changed rows. Raises TypeError if a joined row is None."""
-        ours, theirs, changed = left.rows(), right.rows(), left.changed
-        others = self._others(changed, ours)
+        left_rows, right_rows, changed = left.rows(), right.rows(), left.changed
+        counterparts = self._counterparts(changed, left_rows)
         writes: dict[Key, New | None] = {}
         for key in changed:
-            writes[key] = self._joined(table, key, ours.get(key), theirs.get(others.get(key, key)))
-        for other in right.changed:
-            for key in self._users_of(other):
+            writes[key] = self._joined(
+                table, key, left_rows.get(key), right_rows.get(counterparts.get(key, key))
+            )
+        for right_key in right.changed:
+            for key in self._users_of(right_key):
                 if key not in changed:
-                    writes[key] = self._joined(table, key, ours.get(key), theirs.get(other))
+                    writes[key] = self._joined(table, key, left_rows.get(key), right_rows.get(right_key))
 
         def remember() -> None:
-            for key, other in others.items():
-                if (before := self._other.pop(key, ABSENT)) is not ABSENT:
+            for key, counterpart in counterparts.items():
+                if (before := self._counterpart_of.pop(key, ABSENT)) is not ABSENT:
                     users = self._users[before]
                     del users[key]
                     if not users:
                         del self._users[before]
-                if other is not ABSENT:
-                    self._other[key] = other
-                    self._users.setdefault(other, {})[key] = None
+                if counterpart is not ABSENT:
+                    self._counterpart_of[key] = counterpart
+                    self._users.setdefault(counterpart, {})[key] = None
 
         return writes, remember
 
-    def _others(self, changed: Iterable[Key], left: Stored[Key, Any]) -> dict[Key, Hashable]:
+    def _counterparts(self, changed: Iterable[Key], left: Stored[Key, Any]) -> dict[Key, Hashable]:
         """Return the counterpart's key for each changed left key, ABSENT for a deleted row; empty without
         `on`.
         """
         if self._on is None:
             return {}
-        found = ((key, left.get(key)) for key in changed)
-        return {key: ABSENT if row is None else self._on(row[0]) for key, row in found}
+        entries = ((key, left.get(key)) for key in changed)
+        return {key: ABSENT if row is None else self._on(row[0]) for key, row in entries}
 
-    def _users_of(self, other: Any) -> Iterable[Key]:
-        return (other,) if self._on is None else self._users.get(other, ())
+    def _users_of(self, right_key: Any) -> Iterable[Key]:
+        return (right_key,) if self._on is None else self._users.get(right_key, ())
 
     def _joined(
-        self, table: str, key: Key, row: tuple[Any, int] | None, other: tuple[Any, int] | None
+        self, table: str, key: Key, row: tuple[Any, int] | None, counterpart: tuple[Any, int] | None
     ) -> New | None:
-        if row is None or (other is None and self._inner):
+        if row is None or (counterpart is None and self._inner):
             return None
-        return _not_none(table, key, self._into(row[0], other[0] if other is not None else None))
+        return _not_none(table, key, self._into(row[0], counterpart[0] if counterpart is not None else None))
 
 
 class OuterJoinRows(Generic[Key, New]):
@@ -83,14 +85,17 @@ class OuterJoinRows(Generic[Key, New]):
 
     def plan(self, table: str, left: Input[Key, Any], right: Input[Key, Any]) -> Plan[Key, New]:
         """Compute the changed rows. Raises TypeError if a joined row is None."""
-        ours, theirs = left.rows(), right.rows()
+        left_rows, right_rows = left.rows(), right.rows()
         writes: dict[Key, New | None] = {}
         for key in {**left.changed, **right.changed}:
-            one, other = ours.get(key), theirs.get(key)
-            if one is None and other is None:
+            left_entry, right_entry = left_rows.get(key), right_rows.get(key)
+            if left_entry is None and right_entry is None:
                 writes[key] = None
             else:
-                new = self._into(one[0] if one is not None else None, other[0] if other is not None else None)
+                new = self._into(
+                    left_entry[0] if left_entry is not None else None,
+                    right_entry[0] if right_entry is not None else None,
+                )
                 writes[key] = _not_none(table, key, new)
         return writes, no_state
 

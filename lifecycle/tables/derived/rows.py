@@ -26,9 +26,9 @@ class MapRows(Generic[Key, Row, New]):
         rows, fn = source.rows(), self._fn
         writes: dict[Key, New | None] = {}
         for key in source.changed:
-            if (found := rows.get(key)) is None:
+            if (entry := rows.get(key)) is None:
                 writes[key] = None
-            elif (new := fn(found[0])) is None:
+            elif (new := fn(entry[0])) is None:
                 raise TypeError(f"table {table}: {key!r} is mapped to None; filter() such rows first")
             else:
                 writes[key] = new
@@ -49,8 +49,8 @@ class FilterRows(Generic[Key, Row]):
         rows, predicate = source.rows(), self._predicate
         writes: dict[Key, Row | None] = {}
         for key in source.changed:
-            found = rows.get(key)
-            writes[key] = found[0] if found is not None and predicate(found[0]) else None
+            entry = rows.get(key)
+            writes[key] = entry[0] if entry is not None and predicate(entry[0]) else None
         return writes, no_state
 
 
@@ -76,13 +76,13 @@ class FlatMapRows(Generic[Key, Row, NewKey, New]):
         results_of: dict[Key, tuple[NewKey, ...]] = {}
         sources: dict[NewKey, Key] = {}
         for key in changed:
-            found = rows.get(key)
-            results = {} if found is None else self._results(table, key, found[0])
+            entry = rows.get(key)
+            results = {} if entry is None else self._results(table, key, entry[0])
             for result in results:
                 if result in sources:
                     raise _same_key(table, result, sources[result], key)
-                if (other := self._source_of.get(result, key)) not in changed:
-                    raise _same_key(table, result, other, key)
+                if (owner := self._source_of.get(result, key)) not in changed:
+                    raise _same_key(table, result, owner, key)
                 sources[result] = key
             results_of[key] = tuple(results)
             writes |= results
@@ -108,8 +108,8 @@ class FlatMapRows(Generic[Key, Row, NewKey, New]):
         return results
 
 
-def _same_key(table: str, result: Hashable, one: Hashable, other: Hashable) -> ValueError:
-    sources = f"{one!r} and {other!r}" if one != other else f"{one!r} twice"
+def _same_key(table: str, result: Hashable, first: Hashable, second: Hashable) -> ValueError:
+    sources = f"{first!r} and {second!r}" if first != second else f"{first!r} twice"
     return ValueError(
         f"table {table}: {result!r} is the key of results of {sources}; "
         "make the key distinguish them, or group() the results"

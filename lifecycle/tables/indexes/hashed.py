@@ -41,14 +41,14 @@ class Index(Generic[Key, Row]):
         if not callable(values):
             raise TypeError(f"{self._described} is {values!r}: expected a function from a row to its values")
         gives = getattr(values, "__annotations__", {}).get("return")
-        if gives in self.single or gives in {one.__name__ for one in self.single}:
-            where = f" at {place_of(values)}" if has_place(values) else ""
-            raise TypeError(f"{self._described}: its function{where} gives {_ONE}")
+        if gives in self.single or gives in {kind.__name__ for kind in self.single}:
+            place = f" at {place_of(values)}" if has_place(values) else ""
+            raise TypeError(f"{self._described}: its function{place} gives {_ONE}")
         self.name = name
         self._source = source
         self._values = values
         self._keys: dict[Hashable, dict[Key, None]] = {}
-        self._of: Plan[Key] = {}  # key -> its values
+        self._indexed: Plan[Key] = {}  # key -> its values
 
     def get(self, value: Hashable) -> list[Row]:
         """Return all rows with this value, in no particular order."""
@@ -67,12 +67,12 @@ class Index(Generic[Key, Row]):
 
     def one(self, value: Hashable) -> Row | None:
         """Return the row with this value, or None. Raises LookupError if there are several."""
-        found = self.get(value)
-        if len(found) > 1:
+        rows = self.get(value)
+        if len(rows) > 1:
             raise LookupError(
-                f"table {self._source.name}: {len(found)} rows have {self.name} {value!r}, not one"
+                f"table {self._source.name}: {len(rows)} rows have {self.name} {value!r}, not one"
             )
-        return found[0] if found else None
+        return rows[0] if rows else None
 
     def values(self) -> list[Hashable]:
         """Return all values of rows."""
@@ -94,8 +94,8 @@ class Index(Generic[Key, Row]):
         try:
             return self._hashed(values)
         except TypeError as error:
-            what = f"its function gave {values!r}, expected hashable values in a tuple or list"
-            raise TypeError(f"{self._described}: {what}: {error}") from error
+            problem = f"its function gave {values!r}, expected hashable values in a tuple or list"
+            raise TypeError(f"{self._described}: {problem}: {error}") from error
 
     def _hashed(self, values: Iterable[Hashable]) -> frozenset[Hashable]:
         return frozenset(values)
@@ -106,7 +106,7 @@ class Index(Generic[Key, Row]):
     def apply(self, plan: Plan[Key]) -> None:
         """Apply the plan."""
         for key, values in plan.items():
-            before = self._of.get(key)
+            before = self._indexed.get(key)
             if before == values:
                 continue
             if before is None:
@@ -121,6 +121,6 @@ class Index(Generic[Key, Row]):
             for value in added:
                 self._keys.setdefault(value, {})[key] = None
             if values:
-                self._of[key] = values
+                self._indexed[key] = values
             else:
-                self._of.pop(key, None)
+                self._indexed.pop(key, None)

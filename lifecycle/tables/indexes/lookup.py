@@ -26,8 +26,8 @@ class Lookup(Generic[Value, Key, Row]):
 
     def any(self, values: Iterable[Value]) -> list[Row]:
         """Return all rows with one of these values, each row once."""
-        found = {key: None for value in values for key in self._index.keys(value)}
-        return self._index.rows(found)
+        keys = {key: None for value in values for key in self._index.keys(value)}
+        return self._index.rows(keys)
 
     def one(self, value: Value) -> Row | None:
         """Return the row with this value, or None. Raises LookupError if there are several."""

@@ -65,7 +65,7 @@ class LPMIndex(OrderedKeys[Key, Row]):
         """Return all rows with a prefix that contains this address or prefix, the longest first."""
         self._source._current()  # noqa: SLF001
         version, number, length = self._value(_parsed(prefix))
-        around = ((version, number & mask, one) for one, mask in self._lengths[version] if one <= length)
+        around = ((version, number & mask, bits) for bits, mask in self._lengths[version] if bits <= length)
         return self._rows_with(value for value in around if value in self._keys)
 
     def within(self, prefix: Address | Network | str) -> list[Row]:

@@ -57,7 +57,7 @@ class OrderedKeys(Index[Key, Row]):
 
     def apply(self, plan: Plan[Key]) -> None:
         """Apply the plan."""
-        before = {value for key in plan for value in self._of.get(key, ())}
+        before = {value for key in plan for value in self._indexed.get(key, ())}
         super().apply(plan)
         removed = before.difference(self._keys)
         for value in removed:
@@ -84,8 +84,8 @@ class SortedIndex(OrderedKeys[Key, Row]):
         A row with several such values occurs once, at its least value.
         """
         self._source._current()  # noqa: SLF001
-        found = iter(self._order) if low is None else self._order.starting_at(low)
-        return self._rows_with(found if high is None else takewhile(lambda value: value < high, found))
+        values = iter(self._order) if low is None else self._order.starting_at(low)
+        return self._rows_with(values if high is None else takewhile(lambda value: value < high, values))
 
     def prefix(self, prefix: Prefix) -> list[Row]:
         """Return all rows with a value that starts with this one, by value.
@@ -93,8 +93,8 @@ class SortedIndex(OrderedKeys[Key, Row]):
         Values are str, bytes or tuples.
         """
         self._source._current()  # noqa: SLF001
-        found, length = self._order.starting_at(prefix), len(prefix)
-        return self._rows_with(takewhile(lambda value: value[:length] == prefix, found))
+        values, length = self._order.starting_at(prefix), len(prefix)
+        return self._rows_with(takewhile(lambda value: value[:length] == prefix, values))
 
     def page(self, size: int, after: Any = None) -> "Page[Row]":
         """Return a page: the rows of the first `size` values above `after`, or from the start.
@@ -105,8 +105,8 @@ class SortedIndex(OrderedKeys[Key, Row]):
         if size < 1:
             raise ValueError(f"{self._described}: a page of {size}: expected 1 or more")
         self._source._current()  # noqa: SLF001
-        found = iter(self._order) if after is None else self._order.starting_at(after)
-        values = list(islice((value for value in found if after is None or value > after), size + 1))
+        candidates = iter(self._order) if after is None else self._order.starting_at(after)
+        values = list(islice((value for value in candidates if after is None or value > after), size + 1))
         return Page(self._rows_with(iter(values[:size])), values[size - 1] if len(values) > size else None)
 
     def values(self) -> list[Hashable]:

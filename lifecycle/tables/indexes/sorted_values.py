@@ -29,35 +29,35 @@ class SortedValues:
             lists.append([value])
             lasts.append(value)
             return
-        at = min(bisect_left(lasts, value), len(lists) - 1)
-        found = lists[at]
-        insort(found, value)
-        lasts[at] = found[-1]
-        if len(found) > LONGEST:
-            half = len(found) // 2
-            lists.insert(at + 1, found[half:])
-            del found[half:]
-            lasts[at : at + 1] = [found[-1], lasts[at]]
+        index = min(bisect_left(lasts, value), len(lists) - 1)
+        part = lists[index]
+        insort(part, value)
+        lasts[index] = part[-1]
+        if len(part) > LONGEST:
+            half = len(part) // 2
+            lists.insert(index + 1, part[half:])
+            del part[half:]
+            lasts[index : index + 1] = [part[-1], lasts[index]]
 
     def remove(self, value: Any) -> None:
         """Remove an existing value."""
-        at = bisect_left(self._lasts, value)
-        found = self._lists[at]
-        del found[bisect_left(found, value)]
-        if found:
-            self._lasts[at] = found[-1]
+        index = bisect_left(self._lasts, value)
+        part = self._lists[index]
+        del part[bisect_left(part, value)]
+        if part:
+            self._lasts[index] = part[-1]
         else:
-            del self._lists[at], self._lasts[at]
+            del self._lists[index], self._lasts[index]
 
     def starting_at(self, value: Any) -> Iterator[Any]:
         """Yield the values from this one on, which need not exist."""
-        at = bisect_left(self._lasts, value)
-        if at < len(self._lists):
-            found = self._lists[at]
-            yield from found[bisect_left(found, value) :]
-            for following in self._lists[at + 1 :]:
+        index = bisect_left(self._lasts, value)
+        if index < len(self._lists):
+            part = self._lists[index]
+            yield from part[bisect_left(part, value) :]
+            for following in self._lists[index + 1 :]:
                 yield from following
 
     def __iter__(self) -> Iterator[Any]:
-        for found in self._lists:
-            yield from found
+        for part in self._lists:
+            yield from part

@@ -29,7 +29,7 @@ def test_a_path_leads_to_its_handler(
     routes: Routes[str], method: str, path: str, found: str, info: dict[str, str]
 ) -> None:
     match = routes.match(method, path)
-    assert (match.found, match.info) == (found, info)
+    assert (match.handler, match.info) == (found, info)
 
 
 def test_a_path_without_named_parts_has_only_its_own_methods() -> None:
@@ -37,16 +37,16 @@ def test_a_path_without_named_parts_has_only_its_own_methods() -> None:
     routes.add("GET", "/v1/recorder/masks", "masks")
     routes.add("PUT", "/v1/recorder/{id}", "put")
     match = routes.match("PUT", "/v1/recorder/masks")
-    assert (match.found, match.allowed) == (None, frozenset({"GET"}))
-    assert routes.match("PUT", "/v1/recorder/7").found == "put"
+    assert (match.handler, match.allowed) == (None, frozenset({"GET"}))
+    assert routes.match("PUT", "/v1/recorder/7").handler == "put"
 
 
 @pytest.mark.parametrize("path", ["/", "", "/v1", "/v1/endpoint/", "/v1/endpoint/7/", "/v1%2Fendpoint", "*"])
 def test_unknown_paths_have_no_handler(routes: Routes[str], path: str) -> None:
     match = routes.match("GET", path)
-    assert (match.found, match.allowed) == (None, frozenset())
+    assert (match.handler, match.allowed) == (None, frozenset())
 
 
 def test_a_method_that_is_not_there_leads_nowhere_but_others_do(routes: Routes[str]) -> None:
     match = routes.match("DELETE", "/v1/endpoint/7")
-    assert (match.found, match.allowed) == (None, frozenset({"GET", "PUT"}))
+    assert (match.handler, match.allowed) == (None, frozenset({"GET", "PUT"}))
