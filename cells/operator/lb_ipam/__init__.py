@@ -30,7 +30,6 @@ from cells.operator.lb_ipam.pools import (
     ConditionsPatch,
     ConditionsWriter,
     Grant,
-    PoolRange,
     ServicePatch,
     ServiceWriter,
     address_pools,
@@ -166,8 +165,8 @@ class LBIPAM:
         """Services by UID that had addresses of the last pool, until their status has none."""
         self._broken: dict[str, str] = {}
         self._clock = count()
-        self._age: dict[tuple[str, tuple[PoolRange, ...]], int] = {}
-        """(pool, ranges) -> sequence number; pools are used in the order in which they got their ranges."""
+        self._age: dict[tuple[str, Address, Address], int] = {}
+        """(pool, first, last) -> sequence number; ranges are used in the order in which pools got them."""
         self.pools: list[AddressPool] = []
         self.plan = NO_PLAN
         if self.active:
@@ -193,9 +192,12 @@ class LBIPAM:
         self._arrival = {key: at for key, at in self._arrival.items() if key in services}
         rows = {one.name: one for one in self._pools.all()}
         pools, broken = address_pools(rows.values())
-        known = {(one.name, one.ranges): self._age.get((one.name, one.ranges)) for one in pools}
-        self._age = {key: next(self._clock) if at is None else at for key, at in known.items()}
-        self.pools = sorted(pools, key=lambda one: self._age[one.name, one.ranges])
+        known = [(pool.name, one.first, one.last) for pool in pools for one in pool.ranges]
+        self._age = {key: self._age[key] if key in self._age else next(self._clock) for key in known}
+        self.pools = [
+            replace(pool, order=tuple(self._age[pool.name, one.first, one.last] for one in pool.ranges))
+            for pool in pools
+        ]
         self._report_broken(broken)
         ours = {key: one for key, one in services.items() if self._serves(one)}
         served = ours if rows else self._released_by(ours)

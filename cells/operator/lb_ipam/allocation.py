@@ -193,7 +193,7 @@ class _Selected:
     def __init__(self, selector: LabelSelector | None) -> None:
         self.selector = selector
         self.ranges: dict[int, list[tuple[tuple[int, int], PoolRange]]] = {4: [], 6: []}
-        """Family -> ranges, with pool and position."""
+        """Family -> ranges with their order, sorted by it."""
         self.exhausted = {4: 0, 6: 0}
         """Family -> number of leading ranges without a free address; addresses are not freed in a plan."""
 
@@ -227,8 +227,12 @@ class _Allocation:
                 required = (pool.selector.match_labels if pool.selector is not None else None) or {}
                 self._selected.setdefault(next(iter(required.items()), None), []).append(group)
             for at, one in enumerate(pool.ranges):
-                group.ranges[one.first.version].append(((number, at), one))
+                order = (pool.order[at], 0) if pool.order else (number, at)
+                group.ranges[one.first.version].append((order, one))
                 self._selecting[one] = group
+        for group in groups.values():
+            for ranges in group.ranges.values():
+                ranges.sort(key=itemgetter(0))
 
     def _matching(self, request: AllocationRequest, version: int) -> list[_Selected]:
         """The pools that select a service and have addresses of a family."""
@@ -384,9 +388,7 @@ def plan(
     grants: dict[Key, Grant] = {}
     for request in requests:
         wrong = allocation.allocate(request)
-        addresses = tuple(allocation.held.get(request.key, ()))
-        if request.wanted:
-            addresses = tuple(sorted(addresses, key=request.wanted.index))
+        addresses = tuple(allocation.held.get(request.key, ()))  # retained ones first, as of Cilium
         grants[request.key] = Grant(addresses, *(wrong or ("satisfied", "")))
     used = Counter(pool.name for address in allocation.holders for pool, _ in allocation.containing(address))
     reserved = {

@@ -55,6 +55,8 @@ class AddressPool(msgspec.Struct, frozen=True):
     disabled: bool
     conflict: str = ""
     """Why it allocates no addresses: the message of its condition; empty without a conflict."""
+    order: tuple[int, ...] = ()
+    """The order of its ranges among those of all pools; empty: by pool and position."""
 
     @property
     def allocatable(self) -> bool:
