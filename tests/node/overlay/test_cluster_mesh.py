@@ -162,10 +162,11 @@ class Mesh:
         self.put("east", f"{STATE}/services/v1/east/default/web", value)
 
     def backends(self) -> list[str]:
-        """Of the service in the cluster west, as the maps have them."""
-        found = [one["spec"] for one in asked(self.west, "/v1/service")]
-        (web,) = (one for one in found if one["frontend-address"]["ip"] == CLUSTER_IP)
-        return [f"{one['ip']}:{one['port']}" for one in web.get("backend-addresses") or ()]
+        """Of the service in the cluster west, as the maps have them; none if it is not served."""
+        specs = [one["spec"] for one in asked(self.west, "/v1/service")]
+        served = [one for one in specs if one["frontend-address"]["ip"] == CLUSTER_IP]
+        backends = [backend for one in served for backend in one.get("backend-addresses") or ()]
+        return [f"{one['ip']}:{one['port']}" for one in backends]
 
     def reached(self) -> str:
         """The client that the pod of the cluster east sees, when that of west asks the service."""
