@@ -91,6 +91,8 @@ class CiliumNodeSpec(ObjectPart, frozen=True, gc=False):
 
     addresses: tuple[Address, ...] | None = None
     boot_id: str = field(name="bootid", default="")
+    instance_id: str = field(name="instance-id", default="")
+    """Written only in the IPAM modes of clouds."""
     node_identity: int = field(name="nodeidentity", default=0)
     encryption: Encryption = Encryption()
     health: Pair = Pair()
